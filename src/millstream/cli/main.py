@@ -1,0 +1,33 @@
+"""`millstream`: finds the command and says what went wrong in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from millstream import __version__
+from millstream.cli import serve
+from millstream.errors import MillstreamError
+
+COMMANDS = (serve,)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="millstream", description="Durable streams over plain HTTP.")
+    parser.add_argument("--version", action="version", version=f"millstream {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except MillstreamError as error:
+        print(f"millstream: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

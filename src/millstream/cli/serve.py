@@ -1,0 +1,46 @@
+"""`millstream serve`: run a server until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from millstream import config as configuration
+from millstream.server.run import serve
+
+
+def add_parser(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve", help="run a server", description="Run a server until SIGTERM or SIGINT."
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:4437)")
+    parser.add_argument("--data-dir", metavar="DIR", help="where data lives (default ./data)")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a TOML configuration file")
+    parser.add_argument(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override one setting; repeatable",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    assignments = list(options.set)
+    if options.listen is not None:
+        assignments.append(f"server.listen={options.listen}")
+    if options.data_dir is not None:
+        assignments.append(f"server.data_dir={options.data_dir}")
+    config = configuration.load(options.config, os.environ, assignments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # A log thread that has finished a sync should not wait long for its turn to say so.
+    sys.setswitchinterval(0.0005)
+    uvloop.run(serve(config, lambda line: print(line, flush=True)))
+    return 0

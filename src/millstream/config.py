@@ -1,0 +1,242 @@
+"""Configuration: every setting with its default, its form and its meaning, in one place.
+
+Precedence: defaults < TOML file < environment (`MILLSTREAM_SECTION_KEY`) < flags (`--set section.key=value`).
+A value that starts with `$` names an environment variable. Anything unknown or malformed is refused with the key,
+the value and what would be right.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from millstream.errors import ConfigurationError
+
+VERSION: Final = 1
+
+_SIZE_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Kind(NamedTuple):
+    """A form of value: how to read it, and how to say what it should look like."""
+
+    parse: Callable[[object], Any]
+    expects: str
+
+
+def _size(value: object) -> int:
+    match = re.fullmatch(r"([0-9]+)\s*([KMGT]iB|B)?", str(value))
+    if match is None or isinstance(value, bool):
+        raise ValueError
+    return int(match[1]) * _SIZE_UNITS[match[2] or "B"]
+
+
+def _duration(value: object) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)", str(value))
+    if match is None:
+        raise ValueError
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or re.fullmatch(r"[0-9]+", str(value)) is None:
+        raise ValueError
+    return int(str(value))
+
+
+def _address(value: object) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):([0-9]{1,5})", str(value))
+    if match is None or int(match[2]) > 65535:
+        raise ValueError
+    return match[1].strip("[]"), int(match[2])
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ValueError
+    return Path(value).expanduser()
+
+
+def _url(value: object) -> str | None:
+    if value == "":
+        return None
+    if re.fullmatch(r"https?://[^\s/?#]+", str(value)) is None:
+        raise ValueError
+    return str(value)
+
+
+SIZE: Final = Kind(_size, "a size such as 8MiB")
+DURATION: Final = Kind(_duration, "a duration such as 500ms or 30s")
+COUNT: Final = Kind(_count, "a whole number")
+ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
+PATH: Final = Kind(_path, "a path")
+URL: Final = Kind(_url, "a URL without a path, such as https://streams.example.com")
+
+
+def setting(default: str, kind: Kind, doc: str) -> Any:
+    return field(default=kind.parse(default), metadata={"kind": kind, "default": default, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSection:
+    """Where the server listens and keeps its data."""
+
+    listen: tuple[str, int] = setting("127.0.0.1:4437", ADDRESS, "Address to accept HTTP on; port 0 picks a free one.")
+    data_dir: Path = setting("data", PATH, "Directory of the log and the catalog; one process at a time may use it.")
+    public_url: str | None = setting(
+        "", URL, "Base URL by which clients reach the server, if not by the Host they send (behind a proxy)."
+    )
+    stop_timeout: float = setting("10s", DURATION, "How long a stop waits for requests to finish.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """The durable log."""
+
+    segment_bytes: int = setting("64MiB", SIZE, "Size at which a new log file is begun.")
+    checkpoint_interval: float = setting("10s", DURATION, "How often the catalog is brought up to date.")
+
+
+@dataclass(frozen=True, slots=True)
+class HotSection:
+    """Messages in memory."""
+
+    bytes_max: int = setting("1GiB", SIZE, "Memory for messages; when it is used up, writes get 503.")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSection:
+    """Limits of the HTTP server."""
+
+    header_bytes_max: int = setting("32KiB", SIZE, "Request line and headers of one request; more is 431.")
+    body_bytes_max: int = setting("8MiB", SIZE, "Body of one request; more is 413.")
+    connections_max: int = setting("20000", COUNT, "Open connections; one more gets 503.")
+    pipelined_requests_max: int = setting("64", COUNT, "Requests of one connection that wait for an earlier one.")
+    header_timeout: float = setting("10s", DURATION, "Time for a request's headers to arrive; then 408.")
+    body_timeout: float = setting("30s", DURATION, "Longest pause inside a request's body; then 408.")
+    idle_timeout: float = setting("75s", DURATION, "How long a connection may wait for its next request.")
+    send_timeout: float = setting("30s", DURATION, "How long a client may leave its answer unread.")
+    write_buffer_bytes_max: int = setting("256KiB", SIZE, "Unsent bytes at which a live read pauses.")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSection:
+    """How much and how long one read may take."""
+
+    chunk_bytes_max: int = setting("1MiB", SIZE, "Bytes in one response; a single larger message is still sent whole.")
+    long_poll_timeout: float = setting("30s", DURATION, "How long a long-poll waits for data.")
+    sse_lifetime: float = setting(
+        "60s", DURATION, "After how long an SSE connection ends, so that caches can collapse."
+    )
+    sse_heartbeat: float = setting("15s", DURATION, "How often a quiet SSE connection gets a comment.")
+    live_readers_max: int = setting("10000", COUNT, "Long-polls and SSE connections at a time; one more gets 503.")
+    live_readers_per_stream_max: int = setting("10000", COUNT, "The same, for one stream.")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    server: ServerSection = field(default_factory=ServerSection)
+    log: LogSection = field(default_factory=LogSection)
+    hot: HotSection = field(default_factory=HotSection)
+    http: HttpSection = field(default_factory=HttpSection)
+    read: ReadSection = field(default_factory=ReadSection)
+
+
+_SECTIONS: Final[dict[str, type[Any]]] = {
+    "server": ServerSection,
+    "log": LogSection,
+    "hot": HotSection,
+    "http": HttpSection,
+    "read": ReadSection,
+}
+
+
+def describe() -> Iterator[tuple[str, str, Kind, str]]:
+    """Every key with its default, its kind and its meaning, for the documentation."""
+    for name, section in _SECTIONS.items():
+        for one in fields(section):
+            yield f"{name}.{one.name}", one.metadata["default"], one.metadata["kind"], one.metadata["doc"]
+
+
+def load(file: Path | None, environment: Mapping[str, str], assignments: Sequence[str]) -> Config:
+    """The configuration from all its sources, or a ConfigurationError that names what is wrong."""
+    values: dict[tuple[str, str], Any] = {}
+    for origin, key, raw in [*_from_file(file), *_from_environment(environment), *_from_flags(assignments)]:
+        section, name = _known(key, origin)
+        values[section, name] = _parsed(key, name, section, raw, origin, environment)
+    return Config(
+        **{
+            name: section(**{key: value for (owner, key), value in values.items() if owner == name})
+            for name, section in _SECTIONS.items()
+        }
+    )
+
+
+def _from_file(file: Path | None) -> Iterator[tuple[str, str, object]]:
+    if file is None:
+        return
+    try:
+        content = tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"the configuration file {file} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the configuration file {file} is not valid TOML: {error}") from None
+    version = content.pop("version", None)
+    if version != VERSION:
+        raise ConfigurationError(f"{file}: version is {version!r}; write version = {VERSION} at its top")
+    for section, entries in content.items():
+        if not isinstance(entries, dict):
+            raise ConfigurationError(f"{file}: {section!r} stands outside a section", hint=_sections_hint())
+        for key, value in entries.items():
+            yield str(file), f"{section}.{key}", value
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
+    for variable, value in environment.items():
+        prefix, _, rest = variable.partition("_")
+        section, separator, key = rest.lower().partition("_")
+        if prefix == "MILLSTREAM" and separator and section in _SECTIONS:
+            yield f"the environment variable {variable}", f"{section}.{key}", value
+
+
+def _from_flags(assignments: Sequence[str]) -> Iterator[tuple[str, str, object]]:
+    for assignment in assignments:
+        key, separator, value = assignment.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--set {assignment!r} has no value", hint="write --set section.key=value")
+        yield "the command line", key.strip(), value.strip()
+
+
+def _known(key: str, origin: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    if section not in _SECTIONS:
+        raise ConfigurationError(f"{origin}: there is no section {section!r} (in {key!r})", hint=_sections_hint())
+    names = [one.name for one in fields(_SECTIONS[section])]
+    if name not in names:
+        raise ConfigurationError(f"{origin}: there is no setting {key!r}", hint=f"[{section}] has {', '.join(names)}")
+    return section, name
+
+
+def _sections_hint() -> str:
+    return f"the sections are {', '.join(_SECTIONS)}"
+
+
+def _parsed(key: str, name: str, section: str, raw: object, origin: str, environment: Mapping[str, str]) -> Any:
+    if isinstance(raw, str) and raw.startswith("$"):
+        variable = raw[1:]
+        if variable not in environment:
+            raise ConfigurationError(
+                f"{origin}: {key} refers to the environment variable {variable!r}, which is not set"
+            )
+        raw = environment[variable]
+    declared: Field[Any] = next(one for one in fields(_SECTIONS[section]) if one.name == name)
+    kind: Kind = declared.metadata["kind"]
+    try:
+        return kind.parse(raw)
+    except ValueError:
+        raise ConfigurationError(f"{origin}: {key} = {raw!r} is not {kind.expects}") from None

@@ -1,0 +1,136 @@
+"""What can go wrong, named once for every layer.
+
+An error says who is to blame and carries the facts a caller needs to act on; which HTTP status that
+becomes is known only to `server/error_map.py`.
+
+    MillstreamError
+    ├── InvalidRequest        the caller sent something malformed
+    │   └── PayloadTooLarge
+    ├── NotFound              no such stream, bucket, subscription
+    ├── Gone                  it was there, and its bytes or its name no longer are
+    │   └── OffsetTrimmed
+    ├── Conflict              well-formed, but not in this state
+    │   ├── StreamClosed
+    │   ├── SequenceGap
+    │   └── PreconditionFailed
+    ├── ProducerFenced        a newer epoch of the same producer exists
+    ├── Unauthorized          a token that is missing, wrong or expired
+    ├── Unavailable           nothing was written; retry later
+    ├── OutcomeUnknown        it may or may not have been written
+    ├── Corrupt               stored bytes do not say what they must
+    └── ConfigurationError    the operator must change something
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class MillstreamError(Exception):
+    """Base of every error millstream raises on purpose.
+
+    `code` is a stable word for programs, the message a sentence for people, `hint` what to do next, and `details`
+    further facts by name.
+    """
+
+    code = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        hint: str | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details or {}
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(MillstreamError):
+    code = "invalid_request"
+
+
+class PayloadTooLarge(InvalidRequest):
+    code = "payload_too_large"
+
+
+class NotFound(MillstreamError):
+    code = "stream_not_found"
+
+
+class Gone(MillstreamError):
+    code = "stream_gone"
+
+
+class OffsetTrimmed(Gone):
+    """The offset lies before the earliest retained one."""
+
+    code = "offset_trimmed"
+
+    def __init__(self, message: str, *, earliest: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.earliest = earliest
+
+
+class Conflict(MillstreamError):
+    code = "conflict"
+
+
+class StreamClosed(Conflict):
+    code = "stream_closed"
+
+    def __init__(self, message: str, *, tail: int) -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+class SequenceGap(Conflict):
+    code = "producer_sequence_gap"
+
+    def __init__(self, message: str, *, expected: int, received: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.received = received
+
+
+class PreconditionFailed(Conflict):
+    code = "precondition_failed"
+
+
+class ProducerFenced(MillstreamError):
+    code = "producer_fenced"
+
+    def __init__(self, message: str, *, current_epoch: int) -> None:
+        super().__init__(message)
+        self.current_epoch = current_epoch
+
+
+class Unauthorized(MillstreamError):
+    code = "unauthorized"
+
+
+class Unavailable(MillstreamError):
+    code = "unavailable"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, hint: str | None = None, retry_after_seconds: int = 1
+    ) -> None:
+        super().__init__(message, code=code, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class OutcomeUnknown(MillstreamError):
+    code = "outcome_unknown"
+
+
+class Corrupt(MillstreamError):
+    code = "corrupt"
+
+
+class ConfigurationError(MillstreamError):
+    code = "configuration"

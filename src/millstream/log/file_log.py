@@ -1,0 +1,235 @@
+"""The file log: CRC-framed batches in segment files, one `fdatasync` per batch.
+
+A thread of its own writes and syncs, so the caller gathers the next batch meanwhile. Owns `<dir>/*.log`, named by
+the first position they hold. Invariant: a frame is written only when everything before it is durable, and `done`
+is called with None only after `fdatasync` returned.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+from millstream.clock import Clock
+from millstream.errors import Corrupt, MillstreamError, OutcomeUnknown, Unavailable
+from millstream.log.disk import ALLOCATION_BYTES, Disk
+from millstream.log.frames import (
+    SEGMENT_HEADER_BYTES,
+    VERSION,
+    SegmentHeader,
+    decode_frame,
+    decode_segment_header,
+    encode_frame,
+    encode_segment_header,
+    find_frame,
+)
+from millstream.log.interface import Done, LogBatch
+
+SEGMENT_BYTES_DEFAULT: Final = 64 << 20
+
+
+class FileLog:
+    window = 1
+
+    def __init__(
+        self,
+        directory: Path,
+        clock: Clock,
+        *,
+        shard: int = 0,
+        segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+        disk: Disk | None = None,
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._shard = shard
+        self._segment_bytes = segment_bytes
+        self._disk = disk or Disk()
+        self.notices: list[str] = []
+        self.failure: str | None = None
+        self._descriptor = -1
+        self._salt = 0
+        self._end = 0  # where the next frame goes
+        self._allocated = 0  # up to where the file holds zeros
+        self._jobs: SimpleQueue[tuple[LogBatch, Done] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._deliver: Callable[..., object] = lambda *args: None
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def segments(self) -> list[Path]:
+        return sorted(self._directory.glob("*.log"))
+
+    # -- start-up ------------------------------------------------------------------------------------------
+
+    def read(self) -> Iterator[LogBatch]:
+        segments = self.segments()
+        expected: int | None = None
+        for path in segments:
+            is_last = path == segments[-1]
+            data = memoryview(path.read_bytes())
+            header = decode_segment_header(data)
+            if header is None:
+                if is_last and not _holds_data(data):
+                    # Crashed while starting this segment: nothing can be in it.
+                    path.unlink()
+                    self._disk.sync_directory(self._directory)
+                    return
+                raise self._damage(path, 0, "its header does not check")
+            self._check_header(path, header, expected)
+            at, expected = SEGMENT_HEADER_BYTES, header.first
+            while (found := decode_frame(data, at, header.salt)) is not None:
+                batch, end = found
+                if batch.first != expected:
+                    raise self._damage(path, at, f"positions jump from {expected} to {batch.first}")
+                yield batch
+                at, expected = end, batch.next
+            self._settle_end(path, data, at, header, is_last)
+
+    def _check_header(self, path: Path, header: SegmentHeader, expected: int | None) -> None:
+        if header.version != VERSION:
+            raise Corrupt(
+                f"{path} is written in log format {header.version}; this millstream reads format {VERSION}",
+                hint="run the version of millstream that wrote it",
+            )
+        if header.shard != self._shard:
+            raise Corrupt(f"{path} belongs to shard {header.shard}, not {self._shard}")
+        if expected is not None and header.first != expected:
+            raise self._damage(path, 0, f"it starts at position {header.first}, the one before it ended at {expected}")
+
+    def _settle_end(self, path: Path, data: memoryview, at: int, header: SegmentHeader, is_last: bool) -> None:
+        """What follows the last valid frame: zeros, a torn frame, or the signs of damage."""
+        rest = data[at:]
+        if _holds_data(rest):
+            later = find_frame(data, at + 1, header.salt)
+            if later is not None or not is_last:
+                raise self._damage(path, at, f"a frame does not check, but records follow it at byte {later or at}")
+            self.notices.append(
+                f"the log's last batch was torn by a crash and is cut: {path.name} at byte {at}"
+                " (it was never acknowledged)"
+            )
+        if is_last:
+            self._descriptor = os.open(path, os.O_RDWR)
+            self._disk.truncate(self._descriptor, at)
+            self._disk.sync(self._descriptor)
+            self._salt, self._end, self._allocated = header.salt, at, at
+
+    def _damage(self, path: Path, at: int, what: str) -> Corrupt:
+        return Corrupt(
+            f"the log is damaged: {path} at byte {at}: {what}",
+            hint="restore this file from a copy, or move the data directory away and restore from a backup;"
+            " starting without these records would lose acknowledged data",
+        )
+
+    # -- appending -----------------------------------------------------------------------------------------
+
+    def start(self, first_position: int, deliver: Callable[..., object]) -> None:
+        if self._descriptor < 0:
+            self._open_segment(first_position)
+        self._deliver = deliver
+        self._thread = threading.Thread(target=self._run, name="millstream-log", daemon=True)
+        self._thread.start()
+
+    def append(self, batch: LogBatch, done: Done) -> None:
+        self._jobs.put((batch, done))
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            batch, done = job
+            self._deliver(done, self._store(batch))
+
+    def _store(self, batch: LogBatch) -> MillstreamError | None:
+        if self.failure is not None:
+            return _stopped(self.failure)
+        frame = encode_frame(batch, self._salt)
+        try:
+            if self._end + len(frame) > self._segment_bytes and self._end > SEGMENT_HEADER_BYTES:
+                self._open_segment(batch.first)
+                frame = encode_frame(batch, self._salt)
+            if self._end + len(frame) > self._allocated:
+                size = max(len(frame), min(ALLOCATION_BYTES, self._segment_bytes - self._end))
+                self._disk.allocate(self._descriptor, self._end, size)
+                self._allocated = self._end + size
+            self._disk.write(self._descriptor, frame, self._end)
+        except OSError as error:
+            return self._undo_write(error)
+        try:
+            self._disk.sync(self._descriptor)
+        except OSError as error:
+            # The kernel may have dropped the pages it could not write, and says so only once. Trying again
+            # would report success for bytes that are not there.
+            self.failure = f"fdatasync failed: {error.strerror}"
+            return _stopped(self.failure)
+        self._end += len(frame)
+        return None
+
+    def _undo_write(self, error: OSError) -> MillstreamError:
+        """A write that failed leaves nothing behind, so the log can go on when there is room again."""
+        reason = error.strerror or str(error)
+        try:
+            self._disk.truncate(self._descriptor, self._end)
+            self._allocated = self._end
+        except OSError as second:
+            self.failure = f"a write failed ({reason}) and could not be undone ({second.strerror})"
+            return _stopped(self.failure)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return Unavailable(
+            f"the log cannot be written: {reason}; nothing was stored",
+            code="disk_full" if is_full else "log_write_failed",
+            hint="free space on the disk that holds the data directory" if is_full else None,
+            retry_after_seconds=5,
+        )
+
+    def _open_segment(self, first: int) -> None:
+        salt = int.from_bytes(self._clock.random_bytes(4), "little")
+        path = self._directory / f"{first:020d}.log"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+        try:
+            header = encode_segment_header(SegmentHeader(VERSION, self._shard, first, salt))
+            self._disk.write(descriptor, header, 0)
+            self._disk.sync(descriptor)
+            self._disk.sync_directory(self._directory)
+        except OSError:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._salt = descriptor, salt
+        self._end = self._allocated = SEGMENT_HEADER_BYTES
+
+    # -- letting go ------------------------------------------------------------------------------------------
+
+    def trim(self, position: int) -> None:
+        segments = self.segments()
+        for path, successor in pairwise(segments):
+            if int(successor.stem) > position:
+                break
+            path.unlink()
+        self._disk.sync_directory(self._directory)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _holds_data(data: memoryview) -> bool:
+    return bool(data.tobytes().lstrip(b"\0"))
+
+
+def _stopped(reason: str) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"the log has stopped: {reason}; this write may or may not be stored",
+        code="log_stopped",
+        hint="reads go on; check the disk and restart the server, which recovers everything acknowledged",
+    )

@@ -1,0 +1,50 @@
+"""The contract every log keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from millstream.errors import MillstreamError
+
+
+class LogBatch(NamedTuple):
+    """What is made durable as one unit: positions `first` up to but not including `next`."""
+
+    first: int
+    next: int
+    payload: bytes
+
+
+Done = Callable[[MillstreamError | None], None]
+
+
+class Log(Protocol):
+    """An append-only sequence of batches.
+
+    `read` runs once, before the first append, and yields every durable batch from the oldest kept; whatever it
+    found torn at the end is cut and reported in `notices`. `append` never blocks: it calls `done` on the caller's
+    loop, in the order of the appends, with None once the batch is durable, or with an error. After
+    `Unavailable` nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log
+    accepts nothing more. `trim` forgets batches that end at or before a position; calling it twice is harmless.
+    """
+
+    window: int
+    notices: list[str]
+
+    def read(self) -> Iterator[LogBatch]: ...
+
+    def start(self, first_position: int, deliver: Callable[..., object]) -> None:
+        """Accept appends from this position on; `deliver(callback, *args)` runs callbacks on the caller's loop."""
+        ...
+
+    def append(self, batch: LogBatch, done: Done) -> None: ...
+
+    def trim(self, position: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log accepts nothing more, or None while it works."""
+        ...

@@ -1,0 +1,37 @@
+"""Entity tags: `"{incarnation}:{start}:{end}"`, with `:c` once the stream is closed (§8.1).
+
+The incarnation is unique to each creation of a stream, so a deleted and recreated one never validates an old
+tag. A tag names both what was read and the state of the stream, so it serves `If-Match` as well.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STATE = re.compile(r'"([0-9a-f]+):[^":]*:([0-9_]+)(:c)?"')
+
+
+def format_etag(incarnation: int, start: str, end: str, closed: bool) -> str:
+    return f'"{incarnation:x}:{start}:{end}:c"' if closed else f'"{incarnation:x}:{start}:{end}"'
+
+
+def none_match(header: str, etag: str) -> bool:
+    """Whether an `If-None-Match` header covers this tag (weak comparison, RFC 9110 §13.1.2)."""
+    if header.strip() == "*":
+        return True
+    return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
+
+
+def state_matches(header: str, incarnation: int, tail: str, closed: bool) -> bool:
+    """Whether an `If-Match` header holds a tag of the stream's present state (RFC 9110 §13.1.1)."""
+    if header.strip() == "*":
+        return True
+    for candidate in header.split(","):
+        match = _STATE.fullmatch(candidate.strip())
+        if match is not None and (int(match[1], 16), match[2], match[3] is not None) == (
+            incarnation,
+            tail,
+            closed,
+        ):
+            return True
+    return False

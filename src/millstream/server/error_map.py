@@ -1,0 +1,75 @@
+"""Errors as HTTP: the one place that knows their status codes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.errors import (
+    Conflict,
+    Corrupt,
+    Gone,
+    InvalidRequest,
+    MillstreamError,
+    NotFound,
+    OffsetTrimmed,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    PreconditionFailed,
+    ProducerFenced,
+    SequenceGap,
+    StreamClosed,
+    Unauthorized,
+    Unavailable,
+)
+from millstream.protocol.offsets import format_offset
+from millstream.server.messages import Response
+
+# Most specific first.
+_STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
+    (PayloadTooLarge, 413),
+    (InvalidRequest, 400),
+    (NotFound, 404),
+    (Gone, 410),
+    (PreconditionFailed, 412),
+    (Conflict, 409),
+    (ProducerFenced, 403),
+    (Unauthorized, 401),
+    (Unavailable, 503),
+    (OutcomeUnknown, 503),
+    (Corrupt, 500),
+)
+
+
+def status_of(error: MillstreamError) -> int:
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def error_response(error: MillstreamError) -> Response:
+    fields = b"cache-control: no-store\r\n"
+    if isinstance(error, StreamClosed):
+        fields += b"stream-closed: true\r\nstream-next-offset: %b\r\n" % format_offset(error.tail).encode()
+    elif isinstance(error, ProducerFenced):
+        fields += b"producer-epoch: %d\r\n" % error.current_epoch
+    elif isinstance(error, SequenceGap):
+        fields += b"producer-expected-seq: %d\r\nproducer-received-seq: %d\r\n" % (
+            error.expected,
+            error.received,
+        )
+    elif isinstance(error, OffsetTrimmed):
+        fields += b"stream-earliest-offset: %b\r\n" % format_offset(error.earliest).encode()
+    elif isinstance(error, Unavailable):
+        fields += b"retry-after: %d\r\n" % error.retry_after_seconds
+    elif isinstance(error, Unauthorized):
+        fields += b"www-authenticate: Bearer\r\n"
+    return problem(status_of(error), error.code, error.message, hint=error.hint, fields=fields, **error.details)
+
+
+def problem(
+    status: int, code: str, message: str, *, hint: str | None = None, fields: bytes = b"", **details: object
+) -> Response:
+    """An error body: `{"error": {"code", "message", "hint"}}`."""
+    error: dict[str, object] = {"code": code, "message": message}
+    if hint is not None:
+        error["hint"] = hint
+    error.update(details)
+    return Response(status, b"content-type: application/json\r\n" + fields, msgspec.json.encode({"error": error}))

@@ -1,0 +1,129 @@
+"""Requests and responses as handlers see them, the same under every adapter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Final, Protocol
+from urllib.parse import unquote_to_bytes
+
+from millstream.errors import InvalidRequest
+
+Fields = bytes
+"""Header fields as they go on the wire: `name: value\\r\\n`, lower case, any number of them."""
+
+_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_HOST: Final = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+
+# §10.7 for every response. CORS fields do not depend on the request, so a shared cache may keep them.
+COMMON_FIELDS: Final = (
+    b"x-content-type-options: nosniff\r\n"
+    b"cross-origin-resource-policy: cross-origin\r\n"
+    b"access-control-allow-origin: *\r\n"
+    b"access-control-expose-headers: *\r\n"
+)
+
+
+class Request:
+    """One request, body included. `headers` has lower-case names; a repeated one is joined with commas."""
+
+    __slots__ = ("body", "headers", "is_disconnected", "method", "on_disconnect", "origin", "path", "query")
+
+    def __init__(
+        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, origin: str
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.origin = origin
+        self.is_disconnected = False
+        # What to do if the client goes away before it is answered; set by handlers that wait.
+        self.on_disconnect: Callable[[], None] | None = None
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    def disconnect(self) -> None:
+        self.is_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
+
+
+class Sink(Protocol):
+    """Where a streamed body goes."""
+
+    def write(self, data: bytes) -> bool:
+        """Send; False asks to wait for `BodyStream.resume` before writing more."""
+        ...
+
+    def finish(self) -> None:
+        """The body is complete."""
+        ...
+
+
+class BodyStream(Protocol):
+    """A body that is produced while it is being sent."""
+
+    def start(self, sink: Sink) -> None: ...
+
+    def resume(self) -> None:
+        """The client has read what was buffered."""
+        ...
+
+    def cancel(self) -> None:
+        """The client is gone; write nothing more."""
+        ...
+
+
+class Response:
+    __slots__ = ("body", "fields", "status")
+
+    def __init__(self, status: int, fields: Fields = b"", body: bytes | BodyStream = b"") -> None:
+        self.status = status
+        self.fields = fields
+        self.body = body
+
+
+ReplyWith = Callable[[Response], None]
+
+
+@lru_cache(maxsize=4096)
+def origin_of(scheme: str, host: bytes) -> str:
+    """The base URL by which the client reached the server."""
+    text = host.decode("latin-1")
+    if _HOST.fullmatch(text) is None:
+        raise InvalidRequest(f"the Host header {text[:80]!r} is not a host", code="invalid_host")
+    return f"{scheme}://{text}"
+
+
+@lru_cache(maxsize=4096)
+def parse_query(raw: bytes) -> dict[str, str]:
+    """The query's parameters; one that is repeated or malformed is refused."""
+    parameters: dict[str, str] = {}
+    for pair in raw.split(b"&"):
+        if not pair:
+            continue
+        raw_name, _, raw_value = pair.partition(b"=")
+        name, value = _decode(raw_name), _decode(raw_value)
+        if name in parameters:
+            raise InvalidRequest(f"the query parameter {name[:40]!r} is repeated", code="invalid_query")
+        parameters[name] = value
+    return parameters
+
+
+def _decode(raw: bytes) -> str:
+    if _BAD_ESCAPE.search(raw) is not None:
+        raise InvalidRequest("the query has a malformed percent-encoding", code="invalid_query")
+    try:
+        return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the query is not valid UTF-8", code="invalid_query") from None

@@ -1,0 +1,417 @@
+"""The native adapter: HTTP/1.1 on httptools and the event loop's own transports.
+
+One `Connection` per client. Requests of a connection are handled one after the other, pipelined ones included,
+because a later one may read what an earlier one writes. Every wait has a limit: `Connection.check` is called once
+a second and cuts off what took too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import deque
+from email.utils import formatdate
+from typing import Any, cast
+
+import httptools
+
+from millstream.errors import InvalidRequest
+from millstream.server.app import Application
+from millstream.server.error_map import error_response, problem
+from millstream.server.limits import HttpLimits
+from millstream.server.messages import COMMON_FIELDS, STATUS_LINES, BodyStream, Request, Response, origin_of
+
+logger = logging.getLogger("millstream.server")
+
+LINGER_SECONDS = 2.0
+CHECK_SECONDS = 1.0
+
+
+class NativeServer:
+    """Accepts connections and keeps what they share."""
+
+    def __init__(self, app: Application, limits: HttpLimits, *, public_url: str | None = None) -> None:
+        self.app = app
+        self.limits = limits
+        self.public_url = public_url
+        self.connections: set[Connection] = set()
+        self.fields = b""
+        self.is_stopping = False
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._refresh()
+        self._server = await loop.create_server(lambda: Connection(self, loop), sock=listening, backlog=4096)
+        self._ticker = loop.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._refresh()
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self.connections):
+                connection.check(now)
+
+    def _refresh(self) -> None:
+        self.fields = COMMON_FIELDS + b"date: %b\r\n" % formatdate(usegmt=True).encode()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Stop accepting, let requests finish, end live reads; then close what is left."""
+        self.is_stopping = True
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            connection.retire()
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        while self.connections and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in tuple(self.connections):
+            connection.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_current",
+        "_deadline",
+        "_discards",
+        "_header_bytes",
+        "_headers",
+        "_is_receiving",
+        "_keep_alive",
+        "_loop",
+        "_parser",
+        "_server",
+        "_streaming",
+        "_transport",
+        "_url",
+        "_version",
+        "_waiting",
+        "_write_paused_at",
+    )
+
+    def __init__(self, server: NativeServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # set before any other call
+        self._current: Request | None = None
+        self._waiting: deque[tuple[Request, bool, str]] = deque()
+        self._streaming: BodyStream | None = None
+        self._discards = False  # a final answer was sent; what still arrives is thrown away
+        self._write_paused_at: float | None = None
+        self._deadline = loop.time() + server.limits.header_timeout_seconds
+        self._keep_alive = True
+        self._version = "1.1"
+        self._is_receiving = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
+        self._body: bytes | list[bytes] = b""
+        self._body_bytes = 0
+
+    # -- the transport's side ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(high=self._server.limits.write_buffer_bytes_max)
+        connections = self._server.connections
+        connections.add(self)
+        if len(connections) > self._server.limits.connections_max:
+            self._refuse(problem(503, "too_many_connections", "the server has as many connections as it takes"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._discards:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # We speak HTTP/1.1 only. The request before the upgrade was delivered; nothing after it can be.
+            self._discards = True
+            self._keep_alive = False
+            if self._current is None and not self._waiting:
+                self._refuse(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
+        except _Refused as refused:
+            self._refuse(refused.response)
+        except httptools.HttpParserCallbackError as error:
+            refused_by_us = error.__context__
+            if isinstance(refused_by_us, _Refused):
+                self._refuse(refused_by_us.response)
+            else:
+                raise
+        except httptools.HttpParserError as error:
+            self._refuse(problem(400, "malformed_request", f"this is not HTTP/1.1: {error}"))
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still read the answer, but a live read has lost its reader."""
+        if self._current is None or self._streaming is not None or self._current.on_disconnect is not None:
+            return False
+        self._discards = True
+        self._keep_alive = False
+        return True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._waiting.clear()
+        if self._streaming is not None:
+            self._streaming.cancel()
+            self._streaming = None
+        if self._current is not None:
+            self._current.disconnect()
+            self._current = None
+
+    def pause_writing(self) -> None:
+        self._write_paused_at = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._write_paused_at = None
+        if self._streaming is not None:
+            self._streaming.resume()
+
+    # -- the parser's side ---------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self._is_receiving = True
+        self._deadline = self._loop.time() + self._server.limits.header_timeout_seconds
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_header_bytes(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header_bytes(len(name) + len(value) + 4)
+        name = name.lower()
+        headers = self._headers
+        headers[name] = value if name not in headers else headers[name] + b", " + value
+
+    def _count_header_bytes(self, count: int) -> None:
+        self._header_bytes += count
+        if self._header_bytes > self._server.limits.header_bytes_max:
+            raise _Refused(problem(431, "headers_too_large", "the request line and headers are too large"))
+
+    def on_headers_complete(self) -> None:
+        headers = self._headers
+        limits = self._server.limits
+        self._version = self._parser.get_http_version()
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limits.body_bytes_max:
+            raise _Refused(_body_too_large(limits.body_bytes_max))
+        if b"host" not in headers and self._version == "1.1":
+            raise _Refused(problem(400, "missing_host", "an HTTP/1.1 request needs a Host header"))
+        expect = headers.get(b"expect")
+        if expect is not None:
+            if expect.lower() != b"100-continue":
+                raise _Refused(problem(417, "expectation_failed", "the only expectation known is 100-continue"))
+            if self._current is None and self._version != "1.0":
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._deadline = self._loop.time() + limits.body_timeout_seconds
+
+    def on_body(self, chunk: bytes) -> None:
+        self._body_bytes += len(chunk)
+        if self._body_bytes > self._server.limits.body_bytes_max:
+            raise _Refused(_body_too_large(self._server.limits.body_bytes_max))
+        body = self._body
+        if isinstance(body, list):
+            body.append(chunk)
+        else:
+            self._body = [body, chunk] if body else chunk
+        self._deadline = self._loop.time() + self._server.limits.body_timeout_seconds
+
+    def on_message_complete(self) -> None:
+        body = self._body
+        path, _, query = self._url.partition(b"?")
+        if not path.startswith(b"/"):
+            path = _path_of_absolute(path)
+        method = self._parser.get_method().decode("ascii")
+        request = Request(
+            method,
+            path,
+            query,
+            self._headers,
+            b"".join(body) if isinstance(body, list) else body,
+            self._origin(),
+        )
+        keep_alive = self._parser.should_keep_alive()
+        self._is_receiving = False
+        if self._current is None:
+            self._begin(request, keep_alive, self._version)
+        else:
+            self._waiting.append((request, keep_alive, self._version))
+            if len(self._waiting) >= self._server.limits.pipelined_requests_max:
+                self._transport.pause_reading()
+
+    def _origin(self) -> str:
+        if self._server.public_url is not None:
+            return self._server.public_url
+        try:
+            return origin_of("http", self._headers.get(b"host", b"localhost"))
+        except InvalidRequest as error:
+            raise _Refused(error_response(error)) from None
+
+    # -- answering -----------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request, keep_alive: bool, version: str) -> None:
+        self._current = request
+        self._keep_alive = keep_alive and not self._discards and not self._server.is_stopping
+        self._version = version
+        self._server.app.handle(request, lambda response: self._respond(request, response))
+
+    def _respond(self, request: Request, response: Response) -> None:
+        if self._current is not request:
+            return  # the client went away while we worked
+        body = response.body
+        if isinstance(body, bytes):
+            self._write_whole(request, response, body)
+            self._end()
+        elif request.method == "HEAD":
+            self._write_whole(request, response, b"")
+            self._end()
+        else:
+            chunked = self._version != "1.0"
+            self._keep_alive = self._keep_alive and chunked
+            head = self._head(response)
+            self._transport.write(head + (b"transfer-encoding: chunked\r\n\r\n" if chunked else b"\r\n"))
+            self._streaming = body
+            request.on_disconnect = None
+            body.start(_StreamedBody(self, chunked))
+
+    def _head(self, response: Response) -> bytes:
+        head = STATUS_LINES[response.status] + self._server.fields + response.fields
+        if not self._keep_alive:
+            head += b"connection: close\r\n"
+        elif self._version == "1.0":
+            head += b"connection: keep-alive\r\n"
+        return head
+
+    def _write_whole(self, request: Request, response: Response, body: bytes) -> None:
+        head = self._head(response)
+        if request.method == "HEAD" or response.status in (204, 304):
+            self._transport.write(head + b"\r\n")
+        elif len(body) < 65_536:
+            self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        else:
+            self._transport.writelines((b"%bcontent-length: %d\r\n\r\n" % (head, len(body)), body))
+
+    def _end(self) -> None:
+        """The answer is written: on to the next request, if there is to be one."""
+        self._current = None
+        self._streaming = None
+        if not self._keep_alive:
+            self._linger()
+        elif self._waiting:
+            request, keep_alive, version = self._waiting.popleft()
+            if len(self._waiting) < self._server.limits.pipelined_requests_max:
+                self._transport.resume_reading()
+            # Not from within the previous answer: a long pipeline must not become a deep stack.
+            self._current = request
+            self._loop.call_soon(self._begin_next, request, keep_alive, version)
+        else:
+            self._deadline = self._loop.time() + self._server.limits.idle_timeout_seconds
+
+    def _begin_next(self, request: Request, keep_alive: bool, version: str) -> None:
+        if self._current is request:
+            self._begin(request, keep_alive, version)
+
+    def _refuse(self, response: Response) -> None:
+        """Answer what could not become a request, and hang up."""
+        self._discards = True
+        if self._current is not None:
+            self._keep_alive = False  # the request being handled is answered first; then the connection ends
+            self._waiting.clear()
+            return
+        self._keep_alive = False
+        body = response.body
+        assert isinstance(body, bytes)
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head(response), len(body), body))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close, but give the client time to read: closing at once with unread input would reset the connection."""
+        self._discards = True
+        if self._transport.can_write_eof():
+            with contextlib.suppress(OSError):
+                self._transport.write_eof()
+        self._deadline = self._loop.time() + LINGER_SECONDS
+        self._loop.call_later(LINGER_SECONDS, self._transport.close)
+
+    # -- limits --------------------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """Called once a second: end what has waited too long."""
+        if self._write_paused_at is not None and now - self._write_paused_at > self._server.limits.send_timeout_seconds:
+            self._transport.abort()
+        elif self._current is None and not self._discards and now > self._deadline:
+            if self._is_receiving:
+                self._refuse(problem(408, "request_timeout", "the request took too long to arrive"))
+            else:
+                self._transport.close()
+
+    def retire(self) -> None:
+        """The server is stopping: end live reads, close once idle."""
+        self._keep_alive = False
+        if self._current is None:
+            self._transport.close()
+        elif self._streaming is not None:
+            streaming, self._streaming = self._streaming, None
+            streaming.cancel()
+            self._transport.close()
+        elif self._current.on_disconnect is not None:
+            self._current.disconnect()
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class _StreamedBody:
+    """The sink of a streamed body: chunked framing, and the transport's own buffer as the limit."""
+
+    __slots__ = ("_chunked", "_connection")
+
+    def __init__(self, connection: Connection, chunked: bool) -> None:
+        self._connection = connection
+        self._chunked = chunked
+
+    def write(self, data: bytes) -> bool:
+        connection = self._connection
+        if data:
+            connection._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return connection._write_paused_at is None
+
+    def finish(self) -> None:
+        if self._chunked:
+            self._connection._transport.write(b"0\r\n\r\n")
+        self._connection._end()
+
+
+class _Refused(Exception):
+    """Raised inside a parser callback to stop parsing with an answer."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+def _body_too_large(limit: int) -> Response:
+    return problem(413, "payload_too_large", f"the request body is larger than {limit} bytes")
+
+
+def _path_of_absolute(target: bytes) -> bytes:
+    """The path of a request target in absolute form (`http://host/path`); `*` is the server itself."""
+    scheme, separator, rest = target.partition(b"://")
+    if separator and scheme.lower() in (b"http", b"https"):
+        slash = rest.find(b"/")
+        return rest[slash:] if slash >= 0 else b"/"
+    return b"/"

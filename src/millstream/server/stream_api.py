@@ -1,0 +1,316 @@
+"""The base protocol on one stream: create, append, read, inspect, delete (§5).
+
+Parses headers and queries into commands, and outcomes into responses. What is allowed is decided below, in
+`streams/`; what a refusal looks like, in `error_map`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+from millstream.errors import InvalidRequest, MillstreamError, NotFound, Unavailable
+from millstream.protocol.content_types import checked_content_type
+from millstream.protocol.etags import format_etag, none_match
+from millstream.protocol.expiry import parse_expiry
+from millstream.protocol.json_messages import join_messages
+from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
+from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, format_offset, parse_offset
+from millstream.protocol.producers import ProducerClaim, parse_claim
+from millstream.protocol.sse import is_base64
+from millstream.server.error_map import error_response
+from millstream.server.live import LiveReaders, LongPoll, SseFollower
+from millstream.server.messages import ReplyWith, Request, Response, parse_query
+from millstream.shard.shard import Shard
+from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
+from millstream.streams.state import Stream
+
+STREAM_SEQ_BYTES_MAX: Final = 256
+
+# A full chunk never changes. What ends at the tail of an open stream grows, so caches must ask again (§8.1).
+_CACHE_CHUNK: Final = b"cache-control: public, max-age=60, stale-while-revalidate=300\r\n"
+_CACHE_TAIL: Final = b"cache-control: public, no-cache\r\n"
+_CACHE_NEVER: Final = b"cache-control: no-store\r\n"
+_UP_TO_DATE: Final = b"stream-up-to-date: true\r\n"
+_CLOSED: Final = b"stream-closed: true\r\n"
+
+
+class StreamApi:
+    def __init__(self, shard: Shard, readers: LiveReaders) -> None:
+        self._shard = shard
+        self._readers = readers
+        self.methods = {
+            "POST": self.append,
+            "GET": self.read,
+            "PUT": self.create,
+            "HEAD": self.head,
+            "DELETE": self.delete,
+        }
+
+    # -- PUT (§5.1) ------------------------------------------------------------------------------------------
+
+    def create(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+        header = request.header
+        content_type = header(b"content-type")
+        command = CreateStream(
+            key=key,
+            content_type=checked_content_type(content_type.strip()) if content_type else None,
+            body=request.body,
+            closed=_is_true(request.headers.get(b"stream-closed")),
+            expiry=parse_expiry(header(b"stream-ttl"), header(b"stream-expires-at")),
+            fork=self._fork(request),
+            seq=_stream_seq(request),
+            producer=_producer(request),
+            if_match=header(b"if-match"),
+        )
+        self._shard.create(command, partial(self._created, request, reply))
+
+    @staticmethod
+    def _fork(request: Request) -> ForkRequest | None:
+        header = request.header
+        source, offset, sub_offset = (
+            header(b"stream-forked-from"),
+            header(b"stream-fork-offset"),
+            header(b"stream-fork-sub-offset"),
+        )
+        if source is None:
+            if offset is not None or sub_offset is not None:
+                raise InvalidRequest(
+                    "Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From",
+                    code="invalid_fork",
+                )
+            return None
+        if sub_offset is not None and (
+            not sub_offset.isascii()
+            or not sub_offset.isdigit()
+            or len(sub_offset) > 16
+            or str(int(sub_offset)) != sub_offset
+        ):
+            raise InvalidRequest(
+                f"Stream-Fork-Sub-Offset {sub_offset[:40]!r} is not a plain non-negative integer",
+                code="invalid_fork_offset",
+            )
+        return ForkRequest(
+            _source_key(source),
+            parse_offset(offset) if offset is not None else None,
+            int(sub_offset) if sub_offset is not None else 0,
+        )
+
+    def _created(self, request: Request, reply: ReplyWith, outcome: Created | MillstreamError) -> None:
+        if isinstance(outcome, MillstreamError):
+            reply(error_response(outcome))
+            return
+        fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
+            outcome.content_type.encode("latin-1"),
+            format_offset(outcome.tail).encode(),
+            _state_etag(outcome.incarnation, outcome.tail, outcome.closed),
+        )
+        if outcome.closed:
+            fields += _CLOSED
+        if outcome.is_new:
+            fields += b"location: %b%b\r\n" % (request.origin.encode(), request.path)
+        reply(Response(201 if outcome.is_new else 200, fields))
+
+    # -- POST (§5.2, §5.3) -----------------------------------------------------------------------------------
+
+    def append(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+        headers = request.headers
+        content_type = headers.get(b"content-type")
+        close = b"stream-closed" in headers and _is_true(headers[b"stream-closed"])
+        if not request.body:
+            if not close:
+                raise InvalidRequest("an append needs a body, or Stream-Closed: true", code="empty_body")
+        elif not content_type:
+            raise InvalidRequest("Content-Type is required with a body", code="missing_content_type")
+        command = AppendMessages(
+            key,
+            content_type.decode("latin-1") if content_type is not None else None,
+            request.body,
+            close,
+            _stream_seq(request) if b"stream-seq" in headers else None,
+            _producer(request),
+            request.header(b"if-match") if b"if-match" in headers else None,
+        )
+        self._shard.append(command, partial(self._appended, reply))
+
+    @staticmethod
+    def _appended(reply: ReplyWith, outcome: AppendOutcome | MillstreamError) -> None:
+        if isinstance(outcome, MillstreamError):
+            reply(error_response(outcome))
+            return
+        fields = b"stream-next-offset: 0000000000000000_%016d\r\netag: %b\r\n" % (
+            outcome.tail,
+            _state_etag(outcome.incarnation, outcome.tail, outcome.closed),
+        )
+        status = 204
+        if outcome.closed:
+            fields += _CLOSED
+        if outcome.producer_epoch is not None and outcome.producer_seq is not None:
+            fields += b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (
+                outcome.producer_epoch,
+                outcome.producer_seq,
+            )
+            if outcome.is_new_data:
+                status = 200
+        reply(Response(status, fields))
+
+    # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
+
+    def read(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+        query = parse_query(request.query)
+        token = query.get("offset")
+        live = query.get("live")
+        if live is not None and live not in ("long-poll", "sse"):
+            raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
+        if live is not None and token is None:
+            raise InvalidRequest("a live read needs an offset", code="missing_offset")
+        offset = None if token == NOW_TOKEN else _start_offset(token)
+        stream = self._shard.get(key)
+        self._shard.touch(stream)
+        if live == "sse":
+            self._follow(query, stream, stream.tail if offset is None else offset, reply)
+        elif live == "long-poll":
+            self._long_poll(request, query, stream, offset, reply)
+        elif offset is None:
+            self._read_now(stream, reply)
+        else:
+            reply(self._chunk(request, stream, token or BEGINNING_TOKEN, offset))
+
+    def _chunk(self, request: Request, stream: Stream, token: str, offset: int, live_fields: bytes = b"") -> Response:
+        result = self._shard.read(stream, offset, self._readers.limits.chunk_bytes_max)
+        next_offset = format_offset(result.next_offset)
+        etag = format_etag(stream.incarnation, token, next_offset, result.closed)
+        condition = request.header(b"if-none-match")
+        if condition is not None and none_match(condition, etag):
+            return Response(304, b"etag: %b\r\n" % etag.encode())
+        fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
+            stream.content_type.encode("latin-1"),
+            next_offset.encode(),
+            etag.encode(),
+        )
+        if result.up_to_date:
+            fields += _UP_TO_DATE
+        fields += _CACHE_CHUNK if result.closed or not result.up_to_date else _CACHE_TAIL
+        if result.closed:
+            fields += _CLOSED
+        if stream.is_json:
+            body = join_messages(result.messages)
+        else:
+            body = result.messages[0] if len(result.messages) == 1 else b"".join(result.messages)
+        return Response(200, fields + live_fields, body)
+
+    def _read_now(self, stream: Stream, reply: ReplyWith) -> None:
+        fields = b"content-type: %b\r\nstream-next-offset: %b\r\n" % (
+            stream.content_type.encode("latin-1"),
+            format_offset(stream.tail).encode(),
+        )
+        fields += _UP_TO_DATE + _CACHE_NEVER
+        if stream.closed:
+            fields += _CLOSED
+        reply(Response(200, fields, b"[]" if stream.is_json else b""))
+
+    def _long_poll(
+        self, request: Request, query: dict[str, str], stream: Stream, offset: int | None, reply: ReplyWith
+    ) -> None:
+        start = stream.tail if offset is None else min(offset, stream.tail)
+        token = format_offset(start) if offset is None else query["offset"]
+        echoed = query.get("cursor")
+
+        def answer(changed: bool) -> None:
+            if stream.deleted:
+                reply(error_response(NotFound(f"stream {stream.key} was deleted")))
+                return
+            cursor = b"stream-cursor: %b\r\n" % self._readers.cursor(echoed).encode()
+            if stream.tail > start:
+                reply(self._chunk(request, stream, token, start, cursor))
+                return
+            fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
+            fields += _UP_TO_DATE + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
+            reply(Response(204, fields))
+
+        if stream.tail > start or stream.closed:
+            answer(True)
+        else:
+            self._check_room(stream)
+            request.on_disconnect = LongPoll(self._readers, stream, start, answer).cancel
+
+    def _follow(self, query: dict[str, str], stream: Stream, offset: int, reply: ReplyWith) -> None:
+        self._check_room(stream)
+        fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+        if is_base64(stream.content_type):
+            fields += b"stream-sse-data-encoding: base64\r\n"
+        reply(Response(200, fields, SseFollower(self._readers, stream, offset, query.get("cursor"))))
+
+    def _check_room(self, stream: Stream) -> None:
+        if not self._readers.has_room(stream):
+            raise Unavailable("there are too many live reads", code="too_many_live_readers", retry_after_seconds=5)
+
+    # -- HEAD and DELETE (§5.4, §5.5) ------------------------------------------------------------------------
+
+    def head(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+        stream = self._shard.get(key)
+        etag = _state_etag(stream.incarnation, stream.tail, stream.closed)
+        condition = request.header(b"if-none-match")
+        if condition is not None and none_match(condition, etag.decode()):
+            reply(Response(304, b"etag: %b\r\n" % etag))
+            return
+        fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
+            stream.content_type.encode("latin-1"),
+            format_offset(stream.tail).encode(),
+            etag,
+        )
+        fields += _CACHE_NEVER
+        if stream.closed:
+            fields += _CLOSED
+        if stream.expiry.ttl_seconds is not None:
+            fields += b"stream-ttl: %d\r\n" % stream.expiry.ttl_seconds
+        if stream.expiry.expires_at is not None:
+            fields += b"stream-expires-at: %b\r\n" % stream.expiry.expires_at.encode()
+        reply(Response(200, fields))
+
+    def delete(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+        self._shard.delete(
+            key,
+            lambda error: reply(error_response(error) if isinstance(error, MillstreamError) else Response(204)),
+        )
+
+
+def _state_etag(incarnation: int, tail: int, closed: bool) -> bytes:
+    return b'"%x:-1:0000000000000000_%016d%b"' % (incarnation, tail, b":c" if closed else b"")
+
+
+def _is_true(value: bytes | None) -> bool:
+    """Only `true`, in any case, closes; other values count as absent (§4.1)."""
+    return value is not None and value.lower() == b"true"
+
+
+def _start_offset(token: str | None) -> int:
+    return START if token is None or token == BEGINNING_TOKEN else parse_offset(token)
+
+
+def _stream_seq(request: Request) -> str | None:
+    value = request.header(b"stream-seq")
+    if value is not None and len(value) > STREAM_SEQ_BYTES_MAX:
+        raise InvalidRequest(f"Stream-Seq is longer than {STREAM_SEQ_BYTES_MAX} bytes", code="invalid_stream_seq")
+    return value
+
+
+def _producer(request: Request) -> ProducerClaim | None:
+    headers = request.headers
+    if b"producer-id" not in headers and b"producer-epoch" not in headers and b"producer-seq" not in headers:
+        return None
+    return parse_claim(
+        request.header(b"producer-id"), request.header(b"producer-epoch"), request.header(b"producer-seq")
+    )
+
+
+def _source_key(value: str) -> StreamKey:
+    """The stream that a Stream-Forked-From header names: a path on this server."""
+    path = urlsplit(value).path
+    if not path.startswith("/v1/stream/"):
+        raise InvalidRequest(
+            f"Stream-Forked-From {value[:80]!r} is not the path of a stream on this server",
+            code="invalid_fork",
+        )
+    return parse_v1_path(decode_segment(path.removeprefix("/v1/stream/").encode("latin-1")))

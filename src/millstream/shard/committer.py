@@ -1,0 +1,176 @@
+"""Group commit: records gather while a batch is being made durable, then go out as the next batch.
+
+Every answer a writer gets passes through here, refusals included when they depend on records in flight, so nobody
+is told anything that a crash could take back. If a batch cannot be stored, everything that was checked on top of it
+is refused with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from millstream.errors import MillstreamError, OutcomeUnknown, Unavailable
+from millstream.log.interface import Log, LogBatch
+from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
+
+logger = logging.getLogger("millstream.shard")
+
+Reply = Callable[[Any], None]
+Entry = tuple[AnyRecord | None, int, Reply | None, Any]
+
+BATCH_BYTES_MAX = 8 << 20
+
+
+class Batch:
+    """Records on their way to the log, and who waits for them."""
+
+    __slots__ = ("bytes", "encoded", "entries", "first", "next")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.next = first
+        self.bytes = 0
+        self.encoded: list[bytes] = []
+        self.entries: list[Entry] = []
+
+
+class Committer:
+    """`apply_batch` makes a durable batch true; `undo_batch` forgets what was planned on one that failed."""
+
+    def __init__(
+        self,
+        log: Log,
+        next_position: int,
+        apply_batch: Callable[[Batch], None],
+        undo_batch: Callable[[Batch], None],
+    ) -> None:
+        self._log = log
+        self._apply_batch = apply_batch
+        self._undo_batch = undo_batch
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gathering: deque[Batch] = deque([Batch(next_position)])
+        self._in_flight: deque[Batch] = deque()
+        self._is_scheduled = False
+        self.pending_bytes = 0
+        self.failure: OutcomeUnknown | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._log.start(self._gathering[-1].next, loop.call_soon_threadsafe)
+
+    @property
+    def applied_position(self) -> int:
+        """The position before which everything is durable and applied."""
+        return self._in_flight[0].first if self._in_flight else self._gathering[0].first
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._in_flight and not self._gathering[0].entries
+
+    def submit(self, record: AnyRecord, reply: Reply | None = None, outcome: Any = None) -> int:
+        """Send a record to the log; `reply(outcome)` follows once it is durable and applied."""
+        if self.failure is not None:
+            raise self.failure
+        encoded = encode_record(record)
+        batch = self._gathering[-1]
+        if batch.bytes + len(encoded) > BATCH_BYTES_MAX and batch.encoded:
+            batch = Batch(batch.next)
+            self._gathering.append(batch)
+        position = batch.next
+        batch.next = position + span(record)
+        batch.bytes += len(encoded)
+        batch.encoded.append(encoded)
+        batch.entries.append((record, position, reply, outcome))
+        self.pending_bytes += len(encoded)
+        self._schedule()
+        return position
+
+    def settle(self, reply: Reply, outcome: Any = None) -> None:
+        """Answer once everything submitted so far is durable; at once if nothing is in flight."""
+        if self.is_idle:
+            reply(outcome)
+        else:
+            self._gathering[-1].entries.append((None, 0, reply, outcome))
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and len(self._in_flight) < self._log.window and self._loop is not None:
+            # At the end of this turn of the loop: all requests that arrived in it share a batch.
+            self._is_scheduled = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self, finishing: Batch | None = None) -> None:
+        self._is_scheduled = False
+        while len(self._in_flight) < self._log.window and self._gathering[0].entries:
+            batch = self._gathering.popleft()
+            if not self._gathering:
+                self._gathering.append(Batch(batch.next))
+            if batch.encoded:
+                self._in_flight.append(batch)
+                self._log.append(LogBatch(batch.first, batch.next, encode_batch(batch.encoded)), self._stored)
+            elif self._in_flight:
+                self._in_flight[-1].entries.extend(batch.entries)
+            elif finishing is not None:
+                finishing.entries.extend(batch.entries)
+            else:
+                self._finish(batch)
+
+    def _stored(self, error: MillstreamError | None) -> None:
+        if not self._in_flight:
+            return  # an answer for a batch that was given up together with one before it
+        batch = self._in_flight[0]
+        if error is not None:
+            self._give_up(error)
+            return
+        self._in_flight.popleft()
+        self.pending_bytes -= batch.bytes
+        self._dispatch(batch)  # the disk works on the next batch while this one is applied
+        self._finish(batch)
+
+    def _finish(self, batch: Batch) -> None:
+        self._apply_batch(batch)
+        for _, _, reply, outcome in batch.entries:
+            if reply is not None:
+                self._answer(reply, outcome)
+
+    @staticmethod
+    def _answer(reply: Reply, outcome: Any) -> None:
+        try:
+            reply(outcome)
+        except Exception:
+            # The record is durable whatever becomes of its answer, and the others still wait for theirs.
+            logger.exception("an answer could not be given")
+
+    def _give_up(self, error: MillstreamError) -> None:
+        """Refuse a failed batch and all that was checked on top of it."""
+        batches = [*self._in_flight, *self._gathering]
+        first = batches[0].first
+        self._in_flight.clear()
+        self._gathering = deque([Batch(first)])
+        self.pending_bytes = 0
+        if isinstance(error, OutcomeUnknown):
+            self.failure = error
+        for batch in batches:
+            self._undo_batch(batch)
+        for batch in batches:
+            for _, _, reply, _ in batch.entries:
+                if reply is not None:
+                    self._answer(reply, error)
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight."""
+        settled = asyncio.Event()
+        self.settle(lambda outcome: settled.set())
+        await settled.wait()
+
+
+def hot_budget_exhausted(limit_bytes: int) -> Unavailable:
+    return Unavailable(
+        f"the memory for recent messages ({limit_bytes} bytes) is used up",
+        code="hot_budget_exhausted",
+        hint="raise hot.bytes_max, or delete streams",
+    )

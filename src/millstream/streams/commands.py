@@ -1,0 +1,63 @@
+"""What writers ask for, after parsing and before judgement."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millstream.protocol.expiry import NEVER, Expiry
+from millstream.protocol.keys import StreamKey
+from millstream.protocol.producers import ProducerClaim
+
+
+class ForkRequest(NamedTuple):
+    source: StreamKey
+    offset: int | None = None
+    sub_offset: int = 0
+
+
+class CreateStream(NamedTuple):
+    """`content_type` is None when the request named none; `bucket_required` forbids creating the bucket too."""
+
+    key: StreamKey
+    content_type: str | None = None
+    body: bytes = b""
+    closed: bool = False
+    expiry: Expiry = NEVER
+    fork: ForkRequest | None = None
+    seq: str | None = None
+    producer: ProducerClaim | None = None
+    if_match: str | None = None
+    bucket_required: bool = False
+
+
+class AppendMessages(NamedTuple):
+    """An append, a close, or both; without a body the content type does not matter (§5.2)."""
+
+    key: StreamKey
+    content_type: str | None
+    body: bytes
+    close: bool = False
+    seq: str | None = None
+    producer: ProducerClaim | None = None
+    if_match: str | None = None
+
+
+class Created(NamedTuple):
+    """A stream that exists as asked: made now, or found to match."""
+
+    is_new: bool
+    incarnation: int
+    content_type: str
+    tail: int
+    closed: bool
+
+
+class AppendOutcome(NamedTuple):
+    """What the writer is told: the tail, and for producers the highest sequence accepted in their epoch."""
+
+    incarnation: int
+    tail: int
+    closed: bool
+    is_new_data: bool = False
+    producer_epoch: int | None = None
+    producer_seq: int | None = None

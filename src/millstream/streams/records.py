@@ -1,0 +1,188 @@
+"""The records of the shard log: everything that ever happens to a shard, in order.
+
+A record carries all that commits with it: the bytes, the producer's sequence, `Stream-Seq` and closure are one
+record, so there is no crash between them. Records are msgpack arrays `[tag, field, …]`; fields are only ever
+added at the end, with a default, and a tag is never reused. `docs/formats/log.md` describes them for readers in
+other languages.
+
+Positions number what happens in a shard. A record takes one position and each of its messages the next ones:
+`position, position + 1, … position + n`. So every message has a position of its own, positions totally order
+all messages of a shard, and two messages have consecutive positions only if one append wrote both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NewType
+
+import msgspec
+
+from millstream.errors import Corrupt
+from millstream.protocol.producers import ProducerClaim
+
+Position = NewType("Position", int)
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of all records."""
+
+
+class BucketCreated(Record, frozen=True, tag=1):
+    bucket: str
+    at_ms: int
+
+
+class BucketDeleted(Record, frozen=True, tag=2):
+    bucket: str
+    at_ms: int
+
+
+class ForkPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a fork left its source: `offset` is a message boundary, the other two what the request asked for."""
+
+    source: int
+    offset: int
+    requested_offset: int
+    requested_sub_offset: int
+
+
+class StreamCreated(Record, frozen=True, tag=3):
+    """A stream begins. Its incarnation, the number all later records use, is this record's position."""
+
+    bucket: str
+    stream: str
+    at_ms: int
+    content_type: str
+    messages: list[bytes]
+    closed: bool = False
+    ttl_seconds: int | None = None
+    expires_at: str | None = None
+    expires_at_ms: int | None = None
+    fork: ForkPoint | None = None
+    seq: str | None = None
+    producer: ProducerClaim | None = None
+
+
+class Appended(Record, frozen=True, tag=4):
+    """Messages at `offset`, the tail they were appended to; with `close`, the last ones."""
+
+    stream: int
+    offset: int
+    at_ms: int
+    messages: list[bytes]
+    close: bool = False
+    seq: str | None = None
+    producer: ProducerClaim | None = None
+
+
+class StreamDeleted(Record, frozen=True, tag=5):
+    stream: int
+    at_ms: int
+    expired: bool = False
+
+
+class StreamsTouched(Record, frozen=True, tag=6):
+    """Reads that restarted the sliding windows of these streams."""
+
+    streams: list[int]
+    at_ms: int
+
+
+class SecretsCreated(Record, frozen=True, tag=7):
+    """The shard's own keys: the seed of the webhook signing key and the key of lease tokens."""
+
+    webhook_seed: bytes
+    token_key: bytes
+
+
+class Wake(msgspec.Struct, array_like=True, frozen=True):
+    """A wake in progress: who may work until when, and the tails it was issued for."""
+
+    wake_id: str
+    lease_until_ms: int
+    tails: dict[str, int]
+    holder: str | None = None
+
+
+class SubscriptionConfig(msgspec.Struct, array_like=True, frozen=True):
+    """What a client asked for, normalised; two equal configurations are the same subscription."""
+
+    type: str
+    pattern: str | None
+    streams: list[str]
+    webhook_url: str | None
+    wake_stream: str | None
+    lease_ttl_ms: int
+    description: str | None
+
+
+class SubscriptionCreated(Record, frozen=True, tag=8):
+    """`links` maps each linked path to (link types, acknowledged offset); an offset of -1 acknowledges nothing."""
+
+    id: str
+    at_ms: int
+    base_url: str
+    config: SubscriptionConfig
+    links: dict[str, tuple[list[str], int]]
+
+
+class SubscriptionDeleted(Record, frozen=True, tag=9):
+    id: str
+    at_ms: int
+
+
+class SubscriptionChanged(Record, frozen=True, tag=10):
+    """The new state of a subscription's moving parts. `linked` and `acked` add to it; the rest replaces."""
+
+    id: str
+    at_ms: int
+    generation: int
+    wake: Wake | None = None
+    retry_count: int = 0
+    next_attempt_ms: int | None = None
+    linked: dict[str, tuple[list[str], int]] = {}
+    unlinked: list[str] = []
+    acked: dict[str, int] = {}
+
+
+AnyRecord = (
+    BucketCreated
+    | BucketDeleted
+    | StreamCreated
+    | Appended
+    | StreamDeleted
+    | StreamsTouched
+    | SecretsCreated
+    | SubscriptionCreated
+    | SubscriptionDeleted
+    | SubscriptionChanged
+)
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_BATCH_DECODER: Final = msgspec.msgpack.Decoder(list[AnyRecord])
+_ARRAY32: Final = struct.Struct(">BI")
+
+encode_record = _ENCODER.encode
+
+
+def span(record: AnyRecord) -> int:
+    """How many positions a record takes: its own and one for each message."""
+    if isinstance(record, Appended | StreamCreated):
+        return 1 + len(record.messages)
+    return 1
+
+
+def encode_batch(encoded_records: Sequence[bytes]) -> bytes:
+    """One msgpack array of records that are encoded already: what the log stores as a unit."""
+    return _ARRAY32.pack(0xDD, len(encoded_records)) + b"".join(encoded_records)
+
+
+def decode_batch(payload: bytes) -> list[AnyRecord]:
+    try:
+        return _BATCH_DECODER.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(
+            f"a log batch holds a record this version cannot read: {error}",
+            hint="the data was written by a newer millstream, or is damaged",
+        ) from None

@@ -1,0 +1,281 @@
+"""The catalog: the state of every stream as of a checkpoint, in LMDB.
+
+Streams are found by name or by incarnation and load on demand; listing is a range scan. A checkpoint replaces what
+changed since the last one together with the log position it reflects, in one transaction, so the catalog is always
+exactly the log up to `position`. Rows are msgpack arrays; fields are only added at the end, with a default.
+
+    meta           "position" → first position not reflected; "trimmed" → first position the log must hold;
+                   "format" → 1
+    streams        bucket \\0 stream → StreamRow
+    incarnations   u64, big-endian → bucket \\0 stream
+    expiring       the same, only for streams with a deadline
+    singletons     "buckets", "subscriptions", "secrets" → rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+import msgspec
+
+from millstream.errors import Corrupt
+from millstream.protocol.expiry import Expiry
+from millstream.protocol.keys import StreamKey
+from millstream.protocol.producers import ProducerClaim, ProducerState
+from millstream.streams.machine import StateMachine
+from millstream.streams.records import ForkPoint, SecretsCreated, SubscriptionConfig, Wake
+from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
+from millstream.streams.subscriptions import Link, Subscription
+
+FORMAT: Final = 1
+# Address space, not disk: LMDB grows the file as it fills.
+MAP_BYTES: Final = 64 << 30
+
+
+class StreamRow(msgspec.Struct, array_like=True, gc=False):
+    incarnation: int
+    content_type: str
+    created_at_ms: int
+    last_write_at_ms: int
+    last_access_ms: int
+    tail: int
+    closed: bool
+    closed_by: ProducerClaim | None
+    seq: str | None
+    producers: dict[str, ProducerState]
+    expiry: Expiry
+    fork: ForkPoint | None
+    forks: int
+    soft_deleted: bool
+
+
+class BucketRow(msgspec.Struct, array_like=True, gc=False):
+    name: str
+    created_at_ms: int
+    streams: int
+
+
+class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
+    id: str
+    created_at_ms: int
+    base_url: str
+    config: SubscriptionConfig
+    links: dict[str, tuple[list[str], int]]
+    generation: int
+    wake: Wake | None
+    retry_count: int
+    next_attempt_ms: int | None
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_STREAM: Final = msgspec.msgpack.Decoder(StreamRow)
+_BUCKETS: Final = msgspec.msgpack.Decoder(list[BucketRow])
+_SUBSCRIPTIONS: Final = msgspec.msgpack.Decoder(list[SubscriptionRow])
+_SECRETS: Final = msgspec.msgpack.Decoder(SecretsCreated)
+
+
+class EncodedStream(NamedTuple):
+    incarnation: bytes
+    name: bytes
+    row: bytes
+    expires: bool
+
+
+class Checkpoint(NamedTuple):
+    """Everything one transaction writes. Built on the loop, written on a thread."""
+
+    position: int
+    streams: list[EncodedStream]
+    removed: list[tuple[bytes, bytes]]  # incarnation, name
+    singletons: dict[bytes, bytes]
+
+
+def encode_key(key: StreamKey) -> bytes:
+    return f"{key.bucket}\0{key.stream}".encode()
+
+
+def decode_key(raw: bytes) -> StreamKey:
+    bucket, _, stream = raw.decode().partition("\0")
+    return StreamKey(bucket, stream)
+
+
+def encode_stream(stream: Stream) -> EncodedStream:
+    row = StreamRow(
+        stream.incarnation,
+        stream.content_type,
+        stream.created_at_ms,
+        stream.last_write_at_ms,
+        stream.last_access_ms,
+        stream.tail,
+        stream.closed,
+        stream.closed_by,
+        stream.seq,
+        stream.producers,
+        stream.expiry,
+        stream.fork,
+        stream.forks,
+        stream.soft_deleted,
+    )
+    return EncodedStream(
+        stream.incarnation.to_bytes(8, "big"),
+        encode_key(stream.key),
+        _ENCODER.encode(row),
+        stream.expiry.deadline_ms(0) is not None,
+    )
+
+
+def decode_stream(key: StreamKey, data: bytes | memoryview) -> Stream:
+    row = _STREAM.decode(data)
+    stream = Stream(
+        row.incarnation,
+        key,
+        row.content_type,
+        created_at_ms=row.created_at_ms,
+        expiry=row.expiry,
+        fork=row.fork,
+    )
+    stream.last_write_at_ms = row.last_write_at_ms
+    stream.last_access_ms = row.last_access_ms
+    stream.tail = row.tail
+    stream.closed = row.closed
+    stream.closed_by = row.closed_by
+    stream.seq = row.seq
+    stream.producers = row.producers or NO_PRODUCERS
+    stream.forks = row.forks
+    stream.soft_deleted = stream.deleted = row.soft_deleted
+    return stream
+
+
+class Catalog:
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._environment = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=8, max_readers=64)
+        except lmdb.Error as error:
+            raise Corrupt(
+                f"the catalog {directory} cannot be opened: {error}",
+                hint="move it away: it is rebuilt from the log if the log is whole",
+            ) from None
+        self._meta = self._environment.open_db(b"meta")
+        self._streams = self._environment.open_db(b"streams")
+        self._incarnations = self._environment.open_db(b"incarnations")
+        self._expiring = self._environment.open_db(b"expiring")
+        self._singletons = self._environment.open_db(b"singletons")
+        with self._environment.begin(db=self._meta) as transaction:
+            found = int(transaction.get(b"format", str(FORMAT).encode()))
+            self.position = int(transaction.get(b"position", b"1"))
+            self.trimmed = int(transaction.get(b"trimmed", b"1"))
+        if found != FORMAT:
+            raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
+
+    # -- StateSource -----------------------------------------------------------------------------------------
+
+    def load_key(self, key: StreamKey) -> Stream | None:
+        with self._environment.begin(db=self._streams, buffers=True) as transaction:
+            row = transaction.get(encode_key(key))
+            return decode_stream(key, row) if row is not None else None
+
+    def load_incarnation(self, incarnation: int) -> Stream | None:
+        with self._environment.begin(buffers=True) as transaction:
+            name = transaction.get(incarnation.to_bytes(8, "big"), db=self._incarnations)
+            if name is None:
+                return None
+            row = transaction.get(bytes(name), db=self._streams)
+            stream = decode_stream(decode_key(bytes(name)), row) if row is not None else None
+            return stream if stream is not None and stream.incarnation == incarnation else None
+
+    def restore(self, machine: StateMachine) -> None:
+        """Fill in the state that is always in memory."""
+        with self._environment.begin(db=self._singletons) as transaction:
+            for row in _BUCKETS.decode(transaction.get(b"buckets", b"\x90")):
+                machine.buckets[row.name] = Bucket(row.name, row.created_at_ms, streams=row.streams)
+            for saved in _SUBSCRIPTIONS.decode(transaction.get(b"subscriptions", b"\x90")):
+                machine.subscriptions.by_id[saved.id] = _subscription(saved)
+            secrets = transaction.get(b"secrets")
+            machine.secrets = _SECRETS.decode(secrets) if secrets is not None else None
+
+    def scan(self, prefix: bytes, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Names and rows in order, of the names with this prefix that sort behind `after`."""
+        with self._environment.begin(db=self._streams) as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(max(prefix, after))
+            while found:
+                name, row = cursor.item()
+                if not name.startswith(prefix):
+                    return
+                if name > after:
+                    yield name, row
+                found = cursor.next()
+
+    def expiring(self) -> Iterator[tuple[int, int]]:
+        """The incarnation and the deadline of every stream that has one."""
+        with self._environment.begin() as transaction, transaction.cursor(db=self._expiring) as cursor:
+            for incarnation, name in cursor:
+                row = transaction.get(name, db=self._streams)
+                if row is not None:
+                    stream = decode_stream(decode_key(name), row)
+                    deadline_ms = stream.expiry.deadline_ms(stream.last_access_ms)
+                    if deadline_ms is not None:
+                        yield int.from_bytes(incarnation, "big"), deadline_ms
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        with self._environment.begin(write=True) as transaction:
+            for incarnation, name in checkpoint.removed:
+                # The name may belong to a successor by now; its row is then in this same checkpoint.
+                transaction.delete(name, db=self._streams)
+                transaction.delete(incarnation, db=self._incarnations)
+                transaction.delete(incarnation, db=self._expiring)
+            for stream in checkpoint.streams:
+                transaction.put(stream.name, stream.row, db=self._streams)
+                transaction.put(stream.incarnation, stream.name, db=self._incarnations)
+                if stream.expires:
+                    transaction.put(stream.incarnation, stream.name, db=self._expiring)
+            for name, row in checkpoint.singletons.items():
+                transaction.put(name, row, db=self._singletons)
+            transaction.put(b"format", str(FORMAT).encode(), db=self._meta)
+            transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
+        self.position = checkpoint.position
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:
+    singletons = {
+        b"buckets": _ENCODER.encode(
+            [BucketRow(bucket.name, bucket.created_at_ms, bucket.streams) for bucket in machine.buckets.values()]
+        ),
+        b"subscriptions": _ENCODER.encode(list(_subscription_rows(machine.subscriptions.by_id.values()))),
+    }
+    if machine.secrets is not None:
+        singletons[b"secrets"] = _ENCODER.encode(machine.secrets)
+    return singletons
+
+
+def _subscription_rows(subscriptions: Iterable[Subscription]) -> Iterator[SubscriptionRow]:
+    for subscription in subscriptions:
+        yield SubscriptionRow(
+            subscription.id,
+            subscription.created_at_ms,
+            subscription.base_url,
+            subscription.config,
+            {path: (sorted(link.types), link.acked) for path, link in subscription.links.items()},
+            subscription.generation,
+            subscription.wake,
+            subscription.retry_count,
+            subscription.next_attempt_ms,
+        )
+
+
+def _subscription(row: SubscriptionRow) -> Subscription:
+    subscription = Subscription(row.id, row.created_at_ms, row.base_url, row.config)
+    subscription.links = {path: Link(types, acked) for path, (types, acked) in row.links.items()}
+    subscription.generation = row.generation
+    subscription.wake = row.wake
+    subscription.retry_count = row.retry_count
+    subscription.next_attempt_ms = row.next_attempt_ms
+    return subscription

@@ -1,0 +1,91 @@
+"""The hot tier: the messages that are in memory, by stream.
+
+Messages are kept whole, in offset order, with where each ends, its position and its time in flat arrays beside
+them: 65 bytes of overhead a message. Reads find their start by bisection and hand out the stored objects, so a
+byte is copied only when a response is joined.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import Final, NamedTuple
+
+# What a message costs beyond its payload: the bytes object, its slot, and three array entries.
+MESSAGE_OVERHEAD_BYTES: Final = 65
+TAIL_OVERHEAD_BYTES: Final = 400
+
+
+class Run(NamedTuple):
+    """Consecutive whole messages of one stream: they start at `start` and end at `end`."""
+
+    start: int
+    end: int
+    messages: list[bytes]
+
+
+class HotTail:
+    """The messages of one incarnation that are in memory, from `start` on."""
+
+    __slots__ = ("ends", "messages", "positions", "start", "times")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.messages: list[bytes] = []
+        self.ends = array("Q")
+        self.positions = array("Q")
+        self.times = array("Q")
+
+    def read(self, offset: int, limit: int, bytes_max: int) -> Run:
+        """The whole messages whose end lies beyond `offset`, up to `limit` and about `bytes_max`; at least one."""
+        ends = self.ends
+        first = bisect_right(ends, offset)
+        start = ends[first - 1] if first else self.start
+        stop = bisect_right(ends, min(limit, start + bytes_max))
+        if stop <= first:
+            stop = first + 1 if first < len(ends) and ends[first] <= limit else first
+        return Run(start, ends[stop - 1] if stop > first else start, self.messages[first:stop])
+
+    def is_boundary(self, offset: int) -> bool:
+        if offset == self.start:
+            return True
+        index = bisect_right(self.ends, offset)
+        return index > 0 and self.ends[index - 1] == offset
+
+    def append_at(self, offset: int) -> list[bytes]:
+        """The messages, from this boundary on, that one append wrote: their positions are consecutive."""
+        first = bisect_right(self.ends, offset)
+        stop = first
+        while stop < len(self.ends) and self.positions[stop] == self.positions[first] + (stop - first):
+            stop += 1
+        return self.messages[first:stop]
+
+
+class HotTier:
+    """All hot tails of a shard and what they cost together."""
+
+    def __init__(self) -> None:
+        self.tails: dict[int, HotTail] = {}
+        self.bytes = 0
+
+    def publish(self, incarnation: int, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
+        """Add the messages of the record at `position`; the first one starts at `offset`."""
+        tail = self.tails.get(incarnation)
+        if tail is None:
+            tail = self.tails[incarnation] = HotTail(offset)
+            self.bytes += TAIL_OVERHEAD_BYTES
+        start = offset
+        for message in messages:
+            offset += len(message)
+            position += 1
+            tail.messages.append(message)
+            tail.ends.append(offset)
+            tail.positions.append(position)
+            tail.times.append(at_ms)
+        self.bytes += offset - start + MESSAGE_OVERHEAD_BYTES * len(messages)
+
+    def drop(self, incarnation: int) -> None:
+        tail = self.tails.pop(incarnation, None)
+        if tail is not None:
+            size = tail.ends[-1] - tail.start if tail.ends else 0
+            self.bytes -= size + MESSAGE_OVERHEAD_BYTES * len(tail.ends) + TAIL_OVERHEAD_BYTES
