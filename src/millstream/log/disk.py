@@ -17,6 +17,16 @@ class Disk:
             written = os.pwrite(descriptor, view, at)
             view, at = view[written:], at + written
 
+    def write_durably(self, descriptor: int, data: bytes, at: int) -> None:
+        """Write and sync in one call: RWF_DSYNC makes the write itself end with what fdatasync does.
+
+        One system call instead of two also means one wait for the interpreter lock instead of two.
+        """
+        written = os.pwritev(descriptor, [data], at, os.RWF_DSYNC)
+        if written < len(data):
+            self.write(descriptor, data[written:], at + written)
+            os.fdatasync(descriptor)
+
     def allocate(self, descriptor: int, at: int, size: int) -> None:
         self.write(descriptor, bytes(size), at)
 

@@ -155,11 +155,10 @@ class FileLog:
                 size = max(len(frame), min(ALLOCATION_BYTES, self._segment_bytes - self._end))
                 self._disk.allocate(self._descriptor, self._end, size)
                 self._allocated = self._end + size
-            self._disk.write(self._descriptor, frame, self._end)
         except OSError as error:
             return self._undo_write(error)
         try:
-            self._disk.sync(self._descriptor)
+            self._disk.write_durably(self._descriptor, frame, self._end)
         except OSError as error:
             # The kernel may have dropped the pages it could not write, and says so only once. Trying again
             # would report success for bytes that are not there.

@@ -13,7 +13,7 @@ from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
 from millstream.server.error_map import error_response, problem
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
-from millstream.server.messages import ReplyWith, Request, Response
+from millstream.server.messages import Request, Response
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
 from millstream.shard.shard import Shard
@@ -60,45 +60,47 @@ class Application:
         self._streams = StreamApi(shard, self.readers)
         self.subscriptions = SubscriptionApi(shard)
         self._stream_methods = self._streams.methods
-        self._resources: dict[str, Callable[[Request, ReplyWith], None]] = {
+        self._resources: dict[str, Callable[[Request], None]] = {
             "health": self._health,
             "control": self.subscriptions.handle,
             "none": self._nothing_here,
         }
 
-    def handle(self, request: Request, reply: ReplyWith) -> None:
-        """Answer a request: `reply` is called exactly once, now or later, whatever happens."""
+    def handle(self, request: Request) -> None:
+        """Answer a request, now or later, whatever happens."""
         try:
             found = route(request.path)
             if request.method == "OPTIONS":
-                reply(_PREFLIGHT)
+                request.reply(_PREFLIGHT)
             elif found.key is not None:
                 handler = self._stream_methods.get(request.method)
                 if handler is None:
-                    reply(method_not_allowed(request.method, "GET, HEAD, PUT, POST, DELETE, OPTIONS"))
+                    request.reply(method_not_allowed(request.method, "GET, HEAD, PUT, POST, DELETE, OPTIONS"))
                 else:
-                    handler(request, found.key, reply)
+                    handler(request, found.key)
             else:
-                self._resources[found.resource](request, reply)
+                self._resources[found.resource](request)
         except MillstreamError as error:
-            reply(error_response(error))
+            request.reply(error_response(error))
         except Exception:
             logger.exception("%s %r failed", request.method, request.path)
-            reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
+            request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
 
     @staticmethod
-    def _health(request: Request, reply: ReplyWith) -> None:
+    def _health(request: Request) -> None:
         if request.method not in ("GET", "HEAD"):
-            reply(method_not_allowed(request.method, "GET, HEAD, OPTIONS"))
+            request.reply(method_not_allowed(request.method, "GET, HEAD, OPTIONS"))
             return
         body = b'{"status":"ok","version":"%b"}' % __version__.encode()
-        reply(Response(200, b"content-type: application/json\r\ncache-control: no-store\r\n", body))
+        request.reply(Response(200, b"content-type: application/json\r\ncache-control: no-store\r\n", body))
 
     @staticmethod
-    def _nothing_here(request: Request, reply: ReplyWith) -> None:
+    def _nothing_here(request: Request) -> None:
         if request.path.startswith(b"/v1/stream"):
             raise InvalidRequest("the path names no stream", code="invalid_path", hint="use /v1/stream/{path}")
-        reply(problem(404, "not_found", "there is nothing at this path", hint="streams live at /v1/stream/{path}"))
+        request.reply(
+            problem(404, "not_found", "there is nothing at this path", hint="streams live at /v1/stream/{path}")
+        )
 
 
 def method_not_allowed(method: str, allowed: str) -> Response:

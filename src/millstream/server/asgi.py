@@ -18,7 +18,7 @@ from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
-from millstream.server.messages import COMMON_FIELDS, BodyStream, Request, Response, origin_of
+from millstream.server.messages import COMMON_FIELDS, BodyStream, ReplyWith, Request, Response, base_url_of
 from millstream.server.run import Node
 
 Scope = MutableMapping[str, Any]
@@ -87,31 +87,41 @@ class _Exchange:
         self._send = send
 
     async def run(self) -> None:
-        try:
-            request = await self._request()
-        except MillstreamError as error:
-            await self._respond(error_response(error), "GET")
-            return
-        if request is None:
-            return
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
         def reply(response: Response) -> None:
             if not answer.done():
                 answer.set_result(response)
 
-        self._app.handle(request, reply)
-        watch = asyncio.ensure_future(self._watch_for_disconnect(request, answer))
         try:
-            response = await answer
-            await self._respond(response, request.method)
-        except asyncio.CancelledError:
-            if not watch.done():
-                raise
+            request = await self._request(reply)
+        except MillstreamError as error:
+            await self._respond(error_response(error), "GET")
+            return
+        if request is None:
+            return
+        self._app.handle(request)
+        work = asyncio.ensure_future(self._answer(request, answer))
+        watch = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            if not work.done():
+                request.disconnect()
+                work.cancel()
             watch.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
 
-    async def _request(self) -> Request | None:
+    async def _answer(self, request: Request, answer: asyncio.Future[Response]) -> None:
+        await self._respond(await answer, request.method)
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _request(self, reply: ReplyWith) -> Request | None:
         scope = self._scope
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
@@ -134,20 +144,14 @@ class _Exchange:
                 return None
             if not message.get("more_body", False):
                 break
-        origin = self._config.server.public_url or origin_of(
+        base_url = self._config.server.public_url or base_url_of(
             scope.get("scheme", "http"), headers.get(b"host", b"localhost")
         )
         # Below a mount point the application sees its own paths; its URLs to the outside keep the prefix.
         mount = scope.get("root_path", "")
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = path.partition(b"?")[0].removeprefix(mount.encode())
-        return Request(scope["method"], path, scope["query_string"], headers, b"".join(chunks), origin + mount)
-
-    async def _watch_for_disconnect(self, request: Request, answer: asyncio.Future[Response]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        request.disconnect()
-        answer.cancel()
+        return Request(scope["method"], path, scope["query_string"], headers, b"".join(chunks), reply, base_url + mount)
 
     async def _respond(self, response: Response, method: str) -> None:
         body = response.body

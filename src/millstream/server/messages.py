@@ -31,22 +31,38 @@ COMMON_FIELDS: Final = (
 
 
 class Request:
-    """One request, body included. `headers` has lower-case names; a repeated one is joined with commas."""
+    """One request, body included, and the way to answer it.
 
-    __slots__ = ("body", "headers", "is_disconnected", "method", "on_disconnect", "origin", "path", "query")
+    `headers` has lower-case names; a repeated one is joined with commas. `reply` is called exactly once.
+    """
+
+    __slots__ = ("_base_url", "body", "headers", "is_disconnected", "method", "on_disconnect", "path", "query", "reply")
 
     def __init__(
-        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, origin: str
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        reply: ReplyWith,
+        base_url: str | None = None,
     ) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers = headers
         self.body = body
-        self.origin = origin
+        self.reply = reply
         self.is_disconnected = False
         # What to do if the client goes away before it is answered; set by handlers that wait.
         self.on_disconnect: Callable[[], None] | None = None
+        self._base_url = base_url
+
+    @property
+    def base_url(self) -> str:
+        """The URL by which the client reached the server, without a path."""
+        return self._base_url or base_url_of("http", self.headers.get(b"host", b"localhost"))
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -97,8 +113,7 @@ ReplyWith = Callable[[Response], None]
 
 
 @lru_cache(maxsize=4096)
-def origin_of(scheme: str, host: bytes) -> str:
-    """The base URL by which the client reached the server."""
+def base_url_of(scheme: str, host: bytes) -> str:
     text = host.decode("latin-1")
     if _HOST.fullmatch(text) is None:
         raise InvalidRequest(f"the Host header {text[:80]!r} is not a host", code="invalid_host")

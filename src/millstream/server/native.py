@@ -1,8 +1,8 @@
 """The native adapter: HTTP/1.1 on httptools and the event loop's own transports.
 
 One `Connection` per client. Requests of a connection are handled one after the other, pipelined ones included,
-because a later one may read what an earlier one writes. Every wait has a limit: `Connection.check` is called once
-a second and cuts off what took too long.
+because a later one may read what an earlier one writes. Every wait has a limit: `Connection.check` is called every half
+second and cuts off what took too long.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any, cast
 
 import httptools
 
-from millstream.errors import InvalidRequest
 from millstream.server.app import Application
-from millstream.server.error_map import error_response, problem
+from millstream.server.error_map import problem
 from millstream.server.limits import HttpLimits
-from millstream.server.messages import COMMON_FIELDS, STATUS_LINES, BodyStream, Request, Response, origin_of
+from millstream.server.messages import COMMON_FIELDS, STATUS_LINES, BodyStream, Request, Response
 
 logger = logging.getLogger("millstream.server")
 
 LINGER_SECONDS = 2.0
-CHECK_SECONDS = 1.0
+CHECK_SECONDS = 0.5
+
+_METHODS = {method.encode(): method for method in ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE")}
 
 
 class NativeServer:
@@ -39,6 +40,8 @@ class NativeServer:
         self.connections: set[Connection] = set()
         self.fields = b""
         self.is_stopping = False
+        # The loop's time as of the last tick: deadlines are seconds away, and asking is not free.
+        self.now = 0.0
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -52,11 +55,11 @@ class NativeServer:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             self._refresh()
-            now = asyncio.get_running_loop().time()
             for connection in tuple(self.connections):
-                connection.check(now)
+                connection.check(self.now)
 
     def _refresh(self) -> None:
+        self.now = asyncio.get_running_loop().time()
         self.fields = COMMON_FIELDS + b"date: %b\r\n" % formatdate(usegmt=True).encode()
 
     async def stop(self, grace_seconds: float) -> None:
@@ -86,10 +89,13 @@ class Connection(asyncio.Protocol):
         "_discards",
         "_header_bytes",
         "_headers",
+        "_in_headers",
+        "_is_last",
         "_is_receiving",
         "_keep_alive",
         "_loop",
         "_parser",
+        "_refusal",
         "_server",
         "_streaming",
         "_transport",
@@ -107,12 +113,14 @@ class Connection(asyncio.Protocol):
         self._current: Request | None = None
         self._waiting: deque[tuple[Request, bool, str]] = deque()
         self._streaming: BodyStream | None = None
+        self._is_last = False  # no request will follow those that have arrived
         self._discards = False  # a final answer was sent; what still arrives is thrown away
+        self._refusal: Response | None = None  # the answer to what came after the requests in line
         self._write_paused_at: float | None = None
-        self._deadline = loop.time() + server.limits.header_timeout_seconds
+        self._deadline = server.now + server.limits.header_timeout_seconds
         self._keep_alive = True
         self._version = "1.1"
-        self._is_receiving = False
+        self._is_receiving = self._in_headers = False
         self._reset()
 
     def _reset(self) -> None:
@@ -137,9 +145,13 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
+            if self._in_headers:
+                self._header_bytes += len(data)
+                if self._header_bytes > self._server.limits.header_bytes_max:
+                    self._refuse(_HEADERS_TOO_LARGE)
         except httptools.HttpParserUpgrade:
             # We speak HTTP/1.1 only. The request before the upgrade was delivered; nothing after it can be.
-            self._discards = True
+            self._is_last = self._discards = True
             self._keep_alive = False
             if self._current is None and not self._waiting:
                 self._refuse(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
@@ -158,8 +170,8 @@ class Connection(asyncio.Protocol):
         """The client sends no more. It may still read the answer, but a live read has lost its reader."""
         if self._current is None or self._streaming is not None or self._current.on_disconnect is not None:
             return False
-        self._discards = True
-        self._keep_alive = False
+        self._is_last = self._discards = True
+        self._keep_alive = self._keep_alive and bool(self._waiting)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -173,7 +185,7 @@ class Connection(asyncio.Protocol):
             self._current = None
 
     def pause_writing(self) -> None:
-        self._write_paused_at = self._loop.time()
+        self._write_paused_at = self._server.now
 
     def resume_writing(self) -> None:
         self._write_paused_at = None
@@ -184,27 +196,23 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reset()
-        self._is_receiving = True
-        self._deadline = self._loop.time() + self._server.limits.header_timeout_seconds
+        self._is_receiving = self._in_headers = True
+        self._deadline = self._server.now + self._server.limits.header_timeout_seconds
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count_header_bytes(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_header_bytes(len(name) + len(value) + 4)
         name = name.lower()
         headers = self._headers
         headers[name] = value if name not in headers else headers[name] + b", " + value
 
-    def _count_header_bytes(self, count: int) -> None:
-        self._header_bytes += count
-        if self._header_bytes > self._server.limits.header_bytes_max:
-            raise _Refused(problem(431, "headers_too_large", "the request line and headers are too large"))
-
     def on_headers_complete(self) -> None:
+        self._in_headers = False
         headers = self._headers
         limits = self._server.limits
+        if sum(map(len, headers.values())) + len(self._url) > limits.header_bytes_max:
+            raise _Refused(_HEADERS_TOO_LARGE)
         self._version = self._parser.get_http_version()
         length = headers.get(b"content-length")
         if length is not None and int(length) > limits.body_bytes_max:
@@ -217,7 +225,7 @@ class Connection(asyncio.Protocol):
                 raise _Refused(problem(417, "expectation_failed", "the only expectation known is 100-continue"))
             if self._current is None and self._version != "1.0":
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._deadline = self._loop.time() + limits.body_timeout_seconds
+        self._deadline = self._server.now + limits.body_timeout_seconds
 
     def on_body(self, chunk: bytes) -> None:
         self._body_bytes += len(chunk)
@@ -228,21 +236,21 @@ class Connection(asyncio.Protocol):
             body.append(chunk)
         else:
             self._body = [body, chunk] if body else chunk
-        self._deadline = self._loop.time() + self._server.limits.body_timeout_seconds
+        self._deadline = self._server.now + self._server.limits.body_timeout_seconds
 
     def on_message_complete(self) -> None:
         body = self._body
         path, _, query = self._url.partition(b"?")
         if not path.startswith(b"/"):
             path = _path_of_absolute(path)
-        method = self._parser.get_method().decode("ascii")
         request = Request(
-            method,
+            _METHODS.get(self._parser.get_method(), "OTHER"),
             path,
             query,
             self._headers,
             b"".join(body) if isinstance(body, list) else body,
-            self._origin(),
+            self._respond,
+            self._server.public_url,
         )
         keep_alive = self._parser.should_keep_alive()
         self._is_receiving = False
@@ -253,24 +261,18 @@ class Connection(asyncio.Protocol):
             if len(self._waiting) >= self._server.limits.pipelined_requests_max:
                 self._transport.pause_reading()
 
-    def _origin(self) -> str:
-        if self._server.public_url is not None:
-            return self._server.public_url
-        try:
-            return origin_of("http", self._headers.get(b"host", b"localhost"))
-        except InvalidRequest as error:
-            raise _Refused(error_response(error)) from None
-
     # -- answering -----------------------------------------------------------------------------------------
 
     def _begin(self, request: Request, keep_alive: bool, version: str) -> None:
         self._current = request
-        self._keep_alive = keep_alive and not self._discards and not self._server.is_stopping
+        self._keep_alive = keep_alive and not self._server.is_stopping and (not self._is_last or bool(self._waiting))
         self._version = version
-        self._server.app.handle(request, lambda response: self._respond(request, response))
+        self._server.app.handle(request)
 
-    def _respond(self, request: Request, response: Response) -> None:
-        if self._current is not request:
+    def _respond(self, response: Response) -> None:
+        """Answer the current request; they are handled one at a time, so there is no other."""
+        request = self._current
+        if request is None:
             return  # the client went away while we worked
         body = response.body
         if isinstance(body, bytes):
@@ -318,8 +320,10 @@ class Connection(asyncio.Protocol):
             # Not from within the previous answer: a long pipeline must not become a deep stack.
             self._current = request
             self._loop.call_soon(self._begin_next, request, keep_alive, version)
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
         else:
-            self._deadline = self._loop.time() + self._server.limits.idle_timeout_seconds
+            self._deadline = self._server.now + self._server.limits.idle_timeout_seconds
 
     def _begin_next(self, request: Request, keep_alive: bool, version: str) -> None:
         if self._current is request:
@@ -329,8 +333,7 @@ class Connection(asyncio.Protocol):
         """Answer what could not become a request, and hang up."""
         self._discards = True
         if self._current is not None:
-            self._keep_alive = False  # the request being handled is answered first; then the connection ends
-            self._waiting.clear()
+            self._refusal = response  # after the requests before it
             return
         self._keep_alive = False
         body = response.body
@@ -344,13 +347,13 @@ class Connection(asyncio.Protocol):
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):
                 self._transport.write_eof()
-        self._deadline = self._loop.time() + LINGER_SECONDS
+        self._deadline = self._server.now + LINGER_SECONDS
         self._loop.call_later(LINGER_SECONDS, self._transport.close)
 
     # -- limits --------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Called once a second: end what has waited too long."""
+        """Called at every tick: end what has waited too long."""
         if self._write_paused_at is not None and now - self._write_paused_at > self._server.limits.send_timeout_seconds:
             self._transport.abort()
         elif self._current is None and not self._discards and now > self._deadline:
@@ -402,6 +405,9 @@ class _Refused(Exception):
 
     def __init__(self, response: Response) -> None:
         self.response = response
+
+
+_HEADERS_TOO_LARGE = problem(431, "headers_too_large", "the request line and headers are too large")
 
 
 def _body_too_large(limit: int) -> Response:

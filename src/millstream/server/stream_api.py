@@ -50,7 +50,7 @@ class StreamApi:
 
     # -- PUT (§5.1) ------------------------------------------------------------------------------------------
 
-    def create(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+    def create(self, request: Request, key: StreamKey) -> None:
         header = request.header
         content_type = header(b"content-type")
         command = CreateStream(
@@ -64,7 +64,7 @@ class StreamApi:
             producer=_producer(request),
             if_match=header(b"if-match"),
         )
-        self._shard.create(command, partial(self._created, request, reply))
+        self._shard.create(command, partial(self._created, request))
 
     @staticmethod
     def _fork(request: Request) -> ForkRequest | None:
@@ -97,9 +97,9 @@ class StreamApi:
             int(sub_offset) if sub_offset is not None else 0,
         )
 
-    def _created(self, request: Request, reply: ReplyWith, outcome: Created | MillstreamError) -> None:
+    def _created(self, request: Request, outcome: Created | MillstreamError) -> None:
         if isinstance(outcome, MillstreamError):
-            reply(error_response(outcome))
+            request.reply(error_response(outcome))
             return
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
             outcome.content_type.encode("latin-1"),
@@ -109,12 +109,12 @@ class StreamApi:
         if outcome.closed:
             fields += _CLOSED
         if outcome.is_new:
-            fields += b"location: %b%b\r\n" % (request.origin.encode(), request.path)
-        reply(Response(201 if outcome.is_new else 200, fields))
+            fields += b"location: %b%b\r\n" % (request.base_url.encode(), request.path)
+        request.reply(Response(201 if outcome.is_new else 200, fields))
 
     # -- POST (§5.2, §5.3) -----------------------------------------------------------------------------------
 
-    def append(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+    def append(self, request: Request, key: StreamKey) -> None:
         headers = request.headers
         content_type = headers.get(b"content-type")
         close = b"stream-closed" in headers and _is_true(headers[b"stream-closed"])
@@ -132,32 +132,11 @@ class StreamApi:
             _producer(request),
             request.header(b"if-match") if b"if-match" in headers else None,
         )
-        self._shard.append(command, partial(self._appended, reply))
-
-    @staticmethod
-    def _appended(reply: ReplyWith, outcome: AppendOutcome | MillstreamError) -> None:
-        if isinstance(outcome, MillstreamError):
-            reply(error_response(outcome))
-            return
-        fields = b"stream-next-offset: 0000000000000000_%016d\r\netag: %b\r\n" % (
-            outcome.tail,
-            _state_etag(outcome.incarnation, outcome.tail, outcome.closed),
-        )
-        status = 204
-        if outcome.closed:
-            fields += _CLOSED
-        if outcome.producer_epoch is not None and outcome.producer_seq is not None:
-            fields += b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (
-                outcome.producer_epoch,
-                outcome.producer_seq,
-            )
-            if outcome.is_new_data:
-                status = 200
-        reply(Response(status, fields))
+        self._shard.append(command, partial(_appended, request.reply))
 
     # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
 
-    def read(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+    def read(self, request: Request, key: StreamKey) -> None:
         query = parse_query(request.query)
         token = query.get("offset")
         live = query.get("live")
@@ -169,13 +148,13 @@ class StreamApi:
         stream = self._shard.get(key)
         self._shard.touch(stream)
         if live == "sse":
-            self._follow(query, stream, stream.tail if offset is None else offset, reply)
+            self._follow(request, query, stream, stream.tail if offset is None else offset)
         elif live == "long-poll":
-            self._long_poll(request, query, stream, offset, reply)
+            self._long_poll(request, query, stream, offset)
         elif offset is None:
-            self._read_now(stream, reply)
+            self._read_now(request, stream)
         else:
-            reply(self._chunk(request, stream, token or BEGINNING_TOKEN, offset))
+            request.reply(self._chunk(request, stream, token or BEGINNING_TOKEN, offset))
 
     def _chunk(self, request: Request, stream: Stream, token: str, offset: int, live_fields: bytes = b"") -> Response:
         result = self._shard.read(stream, offset, self._readers.limits.chunk_bytes_max)
@@ -200,7 +179,7 @@ class StreamApi:
             body = result.messages[0] if len(result.messages) == 1 else b"".join(result.messages)
         return Response(200, fields + live_fields, body)
 
-    def _read_now(self, stream: Stream, reply: ReplyWith) -> None:
+    def _read_now(self, request: Request, stream: Stream) -> None:
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\n" % (
             stream.content_type.encode("latin-1"),
             format_offset(stream.tail).encode(),
@@ -208,26 +187,24 @@ class StreamApi:
         fields += _UP_TO_DATE + _CACHE_NEVER
         if stream.closed:
             fields += _CLOSED
-        reply(Response(200, fields, b"[]" if stream.is_json else b""))
+        request.reply(Response(200, fields, b"[]" if stream.is_json else b""))
 
-    def _long_poll(
-        self, request: Request, query: dict[str, str], stream: Stream, offset: int | None, reply: ReplyWith
-    ) -> None:
+    def _long_poll(self, request: Request, query: dict[str, str], stream: Stream, offset: int | None) -> None:
         start = stream.tail if offset is None else min(offset, stream.tail)
         token = format_offset(start) if offset is None else query["offset"]
         echoed = query.get("cursor")
 
         def answer(changed: bool) -> None:
             if stream.deleted:
-                reply(error_response(NotFound(f"stream {stream.key} was deleted")))
+                request.reply(error_response(NotFound(f"stream {stream.key} was deleted")))
                 return
             cursor = b"stream-cursor: %b\r\n" % self._readers.cursor(echoed).encode()
             if stream.tail > start:
-                reply(self._chunk(request, stream, token, start, cursor))
+                request.reply(self._chunk(request, stream, token, start, cursor))
                 return
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
             fields += _UP_TO_DATE + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
-            reply(Response(204, fields))
+            request.reply(Response(204, fields))
 
         if stream.tail > start or stream.closed:
             answer(True)
@@ -235,12 +212,12 @@ class StreamApi:
             self._check_room(stream)
             request.on_disconnect = LongPoll(self._readers, stream, start, answer).cancel
 
-    def _follow(self, query: dict[str, str], stream: Stream, offset: int, reply: ReplyWith) -> None:
+    def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: int) -> None:
         self._check_room(stream)
         fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
         if is_base64(stream.content_type):
             fields += b"stream-sse-data-encoding: base64\r\n"
-        reply(Response(200, fields, SseFollower(self._readers, stream, offset, query.get("cursor"))))
+        request.reply(Response(200, fields, SseFollower(self._readers, stream, offset, query.get("cursor"))))
 
     def _check_room(self, stream: Stream) -> None:
         if not self._readers.has_room(stream):
@@ -248,12 +225,12 @@ class StreamApi:
 
     # -- HEAD and DELETE (§5.4, §5.5) ------------------------------------------------------------------------
 
-    def head(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+    def head(self, request: Request, key: StreamKey) -> None:
         stream = self._shard.get(key)
         etag = _state_etag(stream.incarnation, stream.tail, stream.closed)
         condition = request.header(b"if-none-match")
         if condition is not None and none_match(condition, etag.decode()):
-            reply(Response(304, b"etag: %b\r\n" % etag))
+            request.reply(Response(304, b"etag: %b\r\n" % etag))
             return
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
             stream.content_type.encode("latin-1"),
@@ -267,13 +244,34 @@ class StreamApi:
             fields += b"stream-ttl: %d\r\n" % stream.expiry.ttl_seconds
         if stream.expiry.expires_at is not None:
             fields += b"stream-expires-at: %b\r\n" % stream.expiry.expires_at.encode()
-        reply(Response(200, fields))
+        request.reply(Response(200, fields))
 
-    def delete(self, request: Request, key: StreamKey, reply: ReplyWith) -> None:
+    def delete(self, request: Request, key: StreamKey) -> None:
         self._shard.delete(
             key,
-            lambda error: reply(error_response(error) if isinstance(error, MillstreamError) else Response(204)),
+            lambda error: request.reply(error_response(error) if isinstance(error, MillstreamError) else Response(204)),
         )
+
+
+def _appended(reply: ReplyWith, outcome: AppendOutcome | MillstreamError) -> None:
+    if isinstance(outcome, MillstreamError):
+        reply(error_response(outcome))
+        return
+    tail = outcome.tail
+    fields = b'stream-next-offset: 0000000000000000_%016d\r\netag: "%x:-1:0000000000000000_%016d%b"\r\n' % (
+        tail,
+        outcome.incarnation,
+        tail,
+        b":c" if outcome.closed else b"",
+    )
+    status = 204
+    if outcome.closed:
+        fields += _CLOSED
+    if outcome.producer_epoch is not None and outcome.producer_seq is not None:
+        fields += b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (outcome.producer_epoch, outcome.producer_seq)
+        if outcome.is_new_data:
+            status = 200
+    reply(Response(status, fields))
 
 
 def _state_etag(incarnation: int, tail: int, closed: bool) -> bytes:

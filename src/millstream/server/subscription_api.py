@@ -13,7 +13,7 @@ import msgspec
 from millstream.errors import InvalidRequest, MillstreamError, NotFound, Unauthorized
 from millstream.protocol.keys import decode_segment
 from millstream.server.error_map import error_response, problem
-from millstream.server.messages import ReplyWith, Request, Response
+from millstream.server.messages import Request, Response
 from millstream.server.webhook_delivery import WebhookDelivery
 from millstream.shard.shard import Shard
 from millstream.shard.wakes import Wakes
@@ -23,7 +23,7 @@ from millstream.streams.subscriptions import Subscription, checked_paths, parse_
 CONTROL_ROOT: Final = "/v1/stream/__ds"
 ID_BYTES_MAX: Final = 256
 
-Handler = Callable[[Request, str, ReplyWith], None]
+Handler = Callable[[Request, str], None]
 
 
 class SubscriptionApi:
@@ -44,10 +44,11 @@ class SubscriptionApi:
         self.wakes.stop()
         await self._delivery.stop()
 
-    def handle(self, request: Request, reply: ReplyWith) -> None:
+    def handle(self, request: Request) -> None:
         rest = request.path.removeprefix(CONTROL_ROOT.encode()).lstrip(b"/")
         if rest == b"jwks.json":
-            self._allow({"GET": lambda: reply(self._jwks()), "HEAD": lambda: reply(self._jwks())}, request, reply)
+            jwks = partial(self._jwks, request)
+            self._allow({"GET": jwks, "HEAD": jwks}, request)
             return
         kind, _, tail = rest.partition(b"/")
         raw_id, _, action = tail.partition(b"/")
@@ -58,51 +59,51 @@ class SubscriptionApi:
             raise InvalidRequest(f"a subscription id has at most {ID_BYTES_MAX} bytes", code="INVALID_REQUEST")
         if action.startswith(b"streams/"):
             path = decode_segment(action.removeprefix(b"streams/")).strip("/")
-            unlink = partial(self.wakes.unlink, subscription_id, path, self._done(reply, _no_content))
-            self._allow({"DELETE": unlink}, request, reply)
+            unlink = partial(self.wakes.unlink, subscription_id, path, self._done(request, _no_content))
+            self._allow({"DELETE": unlink}, request)
             return
         methods = self._routes.get(action.decode("latin-1"))
         if methods is None:
             raise NotFound("there is no such control route", code="NOT_FOUND")
-        handlers = {method: partial(handler, request, subscription_id, reply) for method, handler in methods.items()}
-        self._allow(handlers, request, reply)
+        handlers = {method: partial(handler, request, subscription_id) for method, handler in methods.items()}
+        self._allow(handlers, request)
 
     @staticmethod
-    def _allow(handlers: Mapping[str, Callable[[], None]], request: Request, reply: ReplyWith) -> None:
+    def _allow(handlers: Mapping[str, Callable[[], None]], request: Request) -> None:
         handler = handlers.get(request.method)
         if handler is None:
             allow = b"allow: %b, OPTIONS\r\n" % ", ".join(handlers).encode()
-            reply(problem(405, "METHOD_NOT_ALLOWED", f"{request.method} is not possible here", fields=allow))
+            request.reply(problem(405, "METHOD_NOT_ALLOWED", f"{request.method} is not possible here", fields=allow))
         else:
             handler()
 
     @staticmethod
-    def _done(reply: ReplyWith, render: Callable[[Any], Response]) -> Callable[[Any], None]:
+    def _done(request: Request, render: Callable[[Any], Response]) -> Callable[[Any], None]:
         """A shard reply that becomes an HTTP one."""
-        return lambda outcome: reply(
+        return lambda outcome: request.reply(
             error_response(outcome) if isinstance(outcome, MillstreamError) else render(outcome)
         )
 
     # -- the resource --------------------------------------------------------------------------------------
 
-    def _put(self, request: Request, subscription_id: str, reply: ReplyWith) -> None:
+    def _put(self, request: Request, subscription_id: str) -> None:
         config = parse_config(_json_body(request))
 
         def render(outcome: tuple[Subscription, bool]) -> Response:
             subscription, is_new = outcome
             return _json(201 if is_new else 200, self._describe(subscription))
 
-        self.wakes.create(subscription_id, config, request.origin, self._done(reply, render))
+        self.wakes.create(subscription_id, config, request.base_url, self._done(request, render))
 
-    def _get(self, request: Request, subscription_id: str, reply: ReplyWith) -> None:
-        reply(_json(200, self._describe(self.wakes.get(subscription_id))))
+    def _get(self, request: Request, subscription_id: str) -> None:
+        request.reply(_json(200, self._describe(self.wakes.get(subscription_id))))
 
-    def _delete(self, request: Request, subscription_id: str, reply: ReplyWith) -> None:
-        self.wakes.delete(subscription_id, self._done(reply, _no_content))
+    def _delete(self, request: Request, subscription_id: str) -> None:
+        self.wakes.delete(subscription_id, self._done(request, _no_content))
 
-    def _link(self, request: Request, subscription_id: str, reply: ReplyWith) -> None:
+    def _link(self, request: Request, subscription_id: str) -> None:
         paths = checked_paths(_object_body(request).get("streams"))
-        self.wakes.link(subscription_id, paths, self._done(reply, _no_content))
+        self.wakes.link(subscription_id, paths, self._done(request, _no_content))
 
     def _describe(self, subscription: Subscription) -> dict[str, object]:
         config = subscription.config
@@ -132,13 +133,13 @@ class SubscriptionApi:
             }
         return {name: value for name, value in described.items() if value is not None}
 
-    def _jwks(self) -> Response:
+    def _jwks(self, request: Request) -> None:
         fields = b"content-type: application/jwk-set+json\r\ncache-control: public, max-age=300\r\n"
-        return Response(200, fields, msgspec.json.encode({"keys": [self.wakes.signer.jwk]}))
+        request.reply(Response(200, fields, msgspec.json.encode({"keys": [self.wakes.signer.jwk]})))
 
     # -- workers -------------------------------------------------------------------------------------------
 
-    def _claim(self, request: Request, subscription_id: str, reply: ReplyWith) -> None:
+    def _claim(self, request: Request, subscription_id: str) -> None:
         worker = _object_body(request).get("worker")
         if not isinstance(worker, str) or not 0 < len(worker) <= ID_BYTES_MAX:
             raise InvalidRequest(f"worker must be a string of 1 to {ID_BYTES_MAX} characters", code="INVALID_REQUEST")
@@ -154,20 +155,20 @@ class SubscriptionApi:
             }
             return _json(200, claimed)
 
-        self.wakes.claim(subscription_id, worker, self._done(reply, render))
+        self.wakes.claim(subscription_id, worker, self._done(request, render))
 
-    def _acknowledge(self, request: Request, subscription_id: str, reply: ReplyWith, *, by_webhook: bool) -> None:
+    def _acknowledge(self, request: Request, subscription_id: str, *, by_webhook: bool) -> None:
         self.wakes.acknowledge(
             subscription_id,
             _bearer_token(request),
             _object_body(request),
-            self._done(reply, lambda next_wake: _json(200, {"ok": True, "next_wake": next_wake})),
+            self._done(request, lambda next_wake: _json(200, {"ok": True, "next_wake": next_wake})),
             by_webhook=by_webhook,
         )
 
-    def _release(self, request: Request, subscription_id: str, reply: ReplyWith) -> None:
+    def _release(self, request: Request, subscription_id: str) -> None:
         self.wakes.release(
-            subscription_id, _bearer_token(request), _object_body(request), self._done(reply, _no_content)
+            subscription_id, _bearer_token(request), _object_body(request), self._done(request, _no_content)
         )
 
     # -- webhooks ------------------------------------------------------------------------------------------

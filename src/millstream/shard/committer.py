@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream.errors import MillstreamError, OutcomeUnknown, Unavailable
 from millstream.log.interface import Log, LogBatch
-from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
+from millstream.streams.records import AnyRecord, Appended, encode_batch, encode_record, span
 
 logger = logging.getLogger("millstream.shard")
 
@@ -55,6 +55,8 @@ class Committer:
         self._gathering: deque[Batch] = deque([Batch(next_position)])
         self._in_flight: deque[Batch] = deque()
         self._is_scheduled = False
+        self._seen = 0
+        self._last_size = 0
         self.pending_bytes = 0
         self.failure: OutcomeUnknown | None = None
 
@@ -81,7 +83,7 @@ class Committer:
             batch = Batch(batch.next)
             self._gathering.append(batch)
         position = batch.next
-        batch.next = position + span(record)
+        batch.next = position + (1 + len(record.messages) if type(record) is Appended else span(record))
         batch.bytes += len(encoded)
         batch.encoded.append(encoded)
         batch.entries.append((record, position, reply, outcome))
@@ -99,23 +101,36 @@ class Committer:
 
     def _schedule(self) -> None:
         if not self._is_scheduled and len(self._in_flight) < self._log.window and self._loop is not None:
-            # At the end of this turn of the loop: all requests that arrived in it share a batch.
             self._is_scheduled = True
-            self._loop.call_soon(self._dispatch)
+            self._seen = 0
+            self._loop.call_soon(self._gather)
 
-    def _dispatch(self, finishing: Batch | None = None) -> None:
+    def _gather(self) -> None:
+        """Wait for company while it keeps coming: fewer, larger batches cost less than an idle disk.
+
+        A turn of the loop that brings nothing new, or a batch as large as the last one, ends the wait; so a lone
+        writer does not wait at all.
+        """
+        assert self._loop is not None
+        size = len(self._gathering[0].entries)
+        if self._seen < size < self._last_size:
+            self._seen = size
+            self._loop.call_soon(self._gather)
+        else:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
         self._is_scheduled = False
         while len(self._in_flight) < self._log.window and self._gathering[0].entries:
             batch = self._gathering.popleft()
             if not self._gathering:
                 self._gathering.append(Batch(batch.next))
             if batch.encoded:
+                self._last_size = len(batch.entries)
                 self._in_flight.append(batch)
                 self._log.append(LogBatch(batch.first, batch.next, encode_batch(batch.encoded)), self._stored)
             elif self._in_flight:
                 self._in_flight[-1].entries.extend(batch.entries)
-            elif finishing is not None:
-                finishing.entries.extend(batch.entries)
             else:
                 self._finish(batch)
 
@@ -128,8 +143,8 @@ class Committer:
             return
         self._in_flight.popleft()
         self.pending_bytes -= batch.bytes
-        self._dispatch(batch)  # the disk works on the next batch while this one is applied
         self._finish(batch)
+        self._schedule()
 
     def _finish(self, batch: Batch) -> None:
         self._apply_batch(batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
@@ -30,7 +32,7 @@ class CreateStream(NamedTuple):
     bucket_required: bool = False
 
 
-class AppendMessages(NamedTuple):
+class AppendMessages(msgspec.Struct, frozen=True, gc=False):
     """An append, a close, or both; without a body the content type does not matter (§5.2)."""
 
     key: StreamKey
@@ -52,7 +54,7 @@ class Created(NamedTuple):
     closed: bool
 
 
-class AppendOutcome(NamedTuple):
+class AppendOutcome(msgspec.Struct, frozen=True, gc=False):
     """What the writer is told: the tail, and for producers the highest sequence accepted in their epoch."""
 
     incarnation: int

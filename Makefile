@@ -1,0 +1,52 @@
+# Everything a developer or CI runs. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONFORMANCE := tests/conformance
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve check format test soak bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/millstream: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+install: $(BIN)/millstream ## Make .venv and install millstream into it
+
+serve: install ## Serve on 127.0.0.1:4437 with data in ./data
+	$(BIN)/millstream serve
+
+$(VENV)/.dev: $(BIN)/millstream
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(CONFORMANCE)/node_modules/.installed: $(CONFORMANCE)/package.json $(CONFORMANCE)/package-lock.json
+	npm ci --prefix $(CONFORMANCE) --no-audit --no-fund --loglevel=error
+	@touch $@
+
+check: $(VENV)/.dev ## Lint, formatting, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev ## Reformat the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed ## Run all tests
+	$(BIN)/pytest -m 'not soak'
+
+soak: $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed ## Run the long crash and load tests
+	$(BIN)/pytest -m soak
+
+bench: $(VENV)/.dev ## Measure against the peers; results in bench/results
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python -m bench
+
+clean: ## Remove what the other targets made, data excepted
+	rm -rf $(VENV) $(CONFORMANCE)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
