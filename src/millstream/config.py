@@ -136,6 +136,7 @@ class ReadSection:
     sse_heartbeat: float = setting("15s", DURATION, "How often a quiet SSE connection gets a comment.")
     live_readers_max: int = setting("10000", COUNT, "Long-polls and SSE connections at a time; one more gets 503.")
     live_readers_per_stream_max: int = setting("10000", COUNT, "The same, for one stream.")
+    snapshot_bytes_max: int = setting("128MiB", SIZE, "Size of one snapshot; more is 413.")
 
 
 @dataclass(frozen=True, slots=True)

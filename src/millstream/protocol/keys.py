@@ -92,3 +92,16 @@ def parse_bucketed(bucket: str, stream: str) -> StreamKey:
     if stream in RESERVED_STREAMS:
         raise InvalidRequest(f"the stream name {stream!r} is reserved", code="invalid_path")
     return _checked(parse_bucket(bucket), stream)
+
+
+V1_ROOT: Final = b"/v1/stream/"
+
+
+def stream_key_of(path: bytes) -> StreamKey:
+    """The stream that a URL path names, in either form."""
+    if path.startswith(V1_ROOT):
+        return parse_v1_path(decode_segment(path[len(V1_ROOT) :]))
+    segments = path.removeprefix(b"/").split(b"/")
+    if len(segments) != 2:
+        raise InvalidRequest("the path names no stream", code="invalid_path", hint="use /{bucket}/{stream}")
+    return parse_bucketed(decode_segment(segments[0]), decode_segment(segments[1]))

@@ -5,15 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from millstream import __version__
-from millstream.errors import InvalidRequest, MillstreamError
-from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
+from millstream.errors import InvalidRequest, MillstreamError, NotFound
+from millstream.protocol.keys import (
+    RESERVED_BUCKETS,
+    V1_ROOT,
+    StreamKey,
+    decode_segment,
+    parse_bucket,
+    parse_bucketed,
+    stream_key_of,
+)
+from millstream.server.bucket_api import BucketApi
 from millstream.server.error_map import error_response, problem
+from millstream.server.feed_api import FeedApi
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
-from millstream.server.messages import Request, Response
+from millstream.server.messages import Request, Response, Upload
+from millstream.server.snapshot_api import SnapshotApi
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
 from millstream.shard.shard import Shard
@@ -23,90 +34,135 @@ logger = logging.getLogger("millstream.server")
 _PREFLIGHT: Final = Response(
     204,
     b"access-control-allow-methods: GET, HEAD, PUT, POST, DELETE, OPTIONS\r\n"
-    b"access-control-allow-headers: content-type, authorization, if-match, if-none-match, stream-seq, stream-ttl,"
-    b" stream-expires-at, stream-closed, producer-id, producer-epoch, producer-seq, stream-forked-from,"
+    b"access-control-allow-headers: content-type, authorization, if-match, if-none-match, last-event-id, stream-seq,"
+    b" stream-ttl, stream-expires-at, stream-closed, producer-id, producer-epoch, producer-seq, stream-forked-from,"
     b" stream-fork-offset, stream-fork-sub-offset\r\n"
     b"access-control-max-age: 86400\r\n",
 )
 
-_STREAM_ROOT: Final = b"/v1/stream/"
-_CONTROL_ROOT: Final = b"/v1/stream/__ds"
+_CONTROL_ROOT: Final = V1_ROOT + b"__ds"
+
+Handler = Callable[..., None]
 
 
 class Route(NamedTuple):
-    """What a path names: a stream, or one of the other resources by name."""
+    """What a path names: a kind of resource, and what identifies it among its kind."""
 
-    key: StreamKey | None
-    resource: str = "stream"
+    kind: str
+    arguments: tuple[Any, ...] = ()
+    key: StreamKey | None = None
 
 
 @lru_cache(maxsize=65_536)
 def route(path: bytes) -> Route:
-    if path.startswith(_STREAM_ROOT):
-        if path.startswith(_CONTROL_ROOT) and path[len(_CONTROL_ROOT) : len(_CONTROL_ROOT) + 1] in (
-            b"",
-            b"/",
-        ):
-            return Route(None, "control")
-        return Route(parse_v1_path(decode_segment(path[len(_STREAM_ROOT) :])))
-    if path == b"/healthz":
-        return Route(None, "health")
-    return Route(None, "none")
+    if path.startswith(V1_ROOT):
+        if path == _CONTROL_ROOT or path.startswith(_CONTROL_ROOT + b"/"):
+            return Route("control")
+        return Route("stream", key=stream_key_of(path))
+    segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]
+    head, *rest = segments
+    if head in RESERVED_BUCKETS or not head:
+        return Route("health" if segments == ["healthz"] else "reserved", (head,))
+    match rest:
+        case []:
+            return Route("bucket", (parse_bucket(head),))
+        case ["streams"]:
+            return Route("listing", (parse_bucket(head),))
+        case ["streams", "feed"]:
+            return Route("feed", (parse_bucket(head),))
+        case [stream]:
+            return Route("stream", key=parse_bucketed(head, stream))
+        case [stream, "bootstrap"]:
+            return Route("bootstrap", (parse_bucketed(head, stream),))
+        case [stream, "snapshot"]:
+            return Route("latest snapshot", (parse_bucketed(head, stream),))
+        case [stream, "snapshot", offset]:
+            return Route("snapshot", (parse_bucketed(head, stream), offset))
+    raise InvalidRequest("the path names nothing this server has", code="invalid_path", hint="see the API overview")
 
 
 class Application:
     def __init__(self, shard: Shard, limits: ReadLimits) -> None:
         self.readers = LiveReaders(shard, limits)
-        self._streams = StreamApi(shard, self.readers)
         self.subscriptions = SubscriptionApi(shard)
-        self._stream_methods = self._streams.methods
-        self._resources: dict[str, Callable[[Request], None]] = {
-            "health": self._health,
-            "control": self.subscriptions.handle,
-            "none": self._nothing_here,
+        self._machine = shard.machine
+        self._stream_methods = StreamApi(shard, self.readers).methods
+        self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
+        buckets = BucketApi(shard)
+        feed = FeedApi(shard, self.readers)
+        self._resources: dict[str, dict[str, Handler]] = {
+            "health": {"GET": self._health},
+            "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
+            "listing": {"GET": buckets.list_streams},
+            "feed": {"GET": feed.read},
+            "bootstrap": {"GET": self._snapshots.bootstrap},
+            "latest snapshot": {"GET": self._snapshots.latest},
+            "snapshot": {
+                "PUT": self._snapshots.publish,
+                "GET": self._snapshots.read,
+                "DELETE": self._snapshots.delete,
+            },
         }
 
     def handle(self, request: Request) -> None:
         """Answer a request, now or later, whatever happens."""
         try:
             found = route(request.path)
-            if request.method == "OPTIONS":
-                request.reply(_PREFLIGHT)
-            elif found.key is not None:
+            if found.key is not None:
                 handler = self._stream_methods.get(request.method)
-                if handler is None:
-                    request.reply(method_not_allowed(request.method, "GET, HEAD, PUT, POST, DELETE, OPTIONS"))
-                else:
+                if handler is not None:
                     handler(request, found.key)
-            else:
-                self._resources[found.resource](request)
+                    return
+            self._handle_other(request, found)
         except MillstreamError as error:
             request.reply(error_response(error))
         except Exception:
             logger.exception("%s %r failed", request.method, request.path)
             request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
 
+    def _handle_other(self, request: Request, found: Route) -> None:
+        if request.method == "OPTIONS":
+            request.reply(_PREFLIGHT)
+        elif found.key is not None:
+            request.reply(_method_not_allowed(request.method, self._stream_methods))
+        elif found.kind == "control":
+            self.subscriptions.handle(request)
+        elif found.kind == "reserved":
+            self._reserved(request, found.arguments[0])
+        else:
+            methods = self._resources[found.kind]
+            handler = methods.get("GET" if request.method == "HEAD" else request.method)
+            if handler is None:
+                request.reply(_method_not_allowed(request.method, methods))
+            else:
+                handler(request, *found.arguments)
+
+    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
+        """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
+        if method == "PUT" and b"/snapshot/" in target:
+            try:
+                if route(target.partition(b"?")[0]).kind == "snapshot":
+                    return self._snapshots.begin_upload(), self._snapshots.snapshot_bytes_max
+            except InvalidRequest:
+                pass  # it will be refused as any other request to such a path
+        return None, body_bytes_max
+
     @staticmethod
     def _health(request: Request) -> None:
-        if request.method not in ("GET", "HEAD"):
-            request.reply(method_not_allowed(request.method, "GET, HEAD, OPTIONS"))
-            return
         body = b'{"status":"ok","version":"%b"}' % __version__.encode()
         request.reply(Response(200, b"content-type: application/json\r\ncache-control: no-store\r\n", body))
 
     @staticmethod
-    def _nothing_here(request: Request) -> None:
-        if request.path.startswith(b"/v1/stream"):
+    def _reserved(request: Request, head: str) -> None:
+        """A path that can never be a bucket's, and at which there is nothing."""
+        if head == "v1":
             raise InvalidRequest("the path names no stream", code="invalid_path", hint="use /v1/stream/{path}")
-        request.reply(
-            problem(404, "not_found", "there is nothing at this path", hint="streams live at /v1/stream/{path}")
-        )
+        if request.method not in ("GET", "HEAD"):
+            raise InvalidRequest(f"{head!r} is a reserved name", code="invalid_bucket")
+        raise NotFound("there is nothing at this path", code="not_found", hint="streams live at /{bucket}/{stream}")
 
 
-def method_not_allowed(method: str, allowed: str) -> Response:
-    return problem(
-        405,
-        "method_not_allowed",
-        f"{method} is not possible here",
-        fields=b"allow: %b\r\n" % allowed.encode(),
-    )
+def _method_not_allowed(method: str, methods: dict[str, Any]) -> Response:
+    allowed = ", ".join([*methods, "HEAD", "OPTIONS"] if "HEAD" not in methods else [*methods, "OPTIONS"])
+    fields = b"allow: %b\r\n" % allowed.encode()
+    return problem(405, "method_not_allowed", f"{method} is not possible here", fields=fields)

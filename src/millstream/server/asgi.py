@@ -18,7 +18,7 @@ from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
-from millstream.server.messages import COMMON_FIELDS, BodyStream, ReplyWith, Request, Response, base_url_of
+from millstream.server.messages import COMMON_FIELDS, BodyStream, ReplyWith, Request, Response, Upload, base_url_of
 from millstream.server.run import Node
 
 Scope = MutableMapping[str, Any]
@@ -127,31 +127,42 @@ class _Exchange:
         for name, value in scope["headers"]:
             name = name.lower()
             headers[name] = headers[name] + b", " + value if name in headers else value
+        # Below a mount point the application sees its own paths; its URLs to the outside keep the prefix.
+        mount = scope.get("root_path", "")
+        path: bytes = scope.get("raw_path") or scope["path"].encode()
+        path = path.partition(b"?")[0].removeprefix(mount.encode())
+        upload, limit = self._app.upload_for(scope["method"], path, self._config.http.body_bytes_max)
+        body = await self._body(upload, limit)
+        if body is None:
+            if upload is not None:
+                upload.discard()
+            return None
+        base_url = self._config.server.public_url or base_url_of(
+            scope.get("scheme", "http"), headers.get(b"host", b"localhost")
+        )
+        request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount)
+        request.upload = upload
+        return request
+
+    async def _body(self, upload: Upload | None, limit: int) -> bytes | None:
+        """The request's body, or None if it did not arrive whole; an upload takes it chunk by chunk."""
         chunks, size = [], 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
-            chunks.append(chunk)
             size += len(chunk)
-            if size > self._config.http.body_bytes_max:
-                limit = self._config.http.body_bytes_max
-                await self._respond(
-                    problem(413, "payload_too_large", f"the request body is larger than {limit} bytes"),
-                    "POST",
-                )
+            if size > limit:
+                refusal = problem(413, "payload_too_large", f"the request body is larger than {limit} bytes")
+                await self._respond(refusal, "POST")
                 return None
+            if upload is not None:
+                upload.write(chunk)
+            else:
+                chunks.append(chunk)
             if not message.get("more_body", False):
-                break
-        base_url = self._config.server.public_url or base_url_of(
-            scope.get("scheme", "http"), headers.get(b"host", b"localhost")
-        )
-        # Below a mount point the application sees its own paths; its URLs to the outside keep the prefix.
-        mount = scope.get("root_path", "")
-        path: bytes = scope.get("raw_path") or scope["path"].encode()
-        path = path.partition(b"?")[0].removeprefix(mount.encode())
-        return Request(scope["method"], path, scope["query_string"], headers, b"".join(chunks), reply, base_url + mount)
+                return b"".join(chunks)
 
     async def _respond(self, response: Response, method: str) -> None:
         body = response.body
@@ -159,6 +170,8 @@ class _Exchange:
         headers = [tuple(line.split(b": ", 1)) for line in lines]
         if isinstance(body, bytes) and response.status not in (204, 304) and method != "HEAD":
             headers.append((b"content-length", b"%d" % len(body)))
+        elif response.length is not None:
+            headers.append((b"content-length", b"%d" % response.length))
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
         if isinstance(body, bytes) or method == "HEAD":
             await self._send({"type": "http.response.body", "body": body if method != "HEAD" else b""})
@@ -175,6 +188,7 @@ class _AsgiSink:
         self._chunks: list[bytes] = []
         self._size = 0
         self._is_finished = False
+        self._is_aborted = False
         self._changed = asyncio.Event()
 
     def write(self, data: bytes) -> bool:
@@ -187,12 +201,18 @@ class _AsgiSink:
         self._is_finished = True
         self._changed.set()
 
+    def abort(self) -> None:
+        self._is_aborted = True
+        self._changed.set()
+
     async def stream(self, body: BodyStream) -> None:
         body.start(self)
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
+                if self._is_aborted:
+                    raise ConnectionAbortedError("the body could not be completed")
                 data, was_full = b"".join(self._chunks), self._size >= self._buffer_bytes_max
                 self._chunks, self._size = [], 0
                 if data:

@@ -29,3 +29,4 @@ class ReadLimits:
     sse_heartbeat_seconds: float = 15.0
     live_readers_max: int = 10_000
     live_readers_per_stream_max: int = 10_000
+    snapshot_bytes_max: int = 128 * MIB

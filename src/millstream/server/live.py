@@ -1,8 +1,8 @@
 """Live reads: long-polls that wait for one answer, and SSE connections that follow a stream (§5.7, §5.8).
 
-Both listen to their stream and are woken after each batch that changed it. A follower that its client reads too
-slowly is not queued for: it stops, and goes on from its own offset when the client has caught up, so what a slow
-client costs is one bounded buffer.
+Both listen to a topic (a stream or a bucket) and are woken after each batch that changed it. A follower that its
+client reads too slowly is not queued for: it stops, and goes on from where it was when the client has caught up, so
+what a slow client costs is one bounded buffer.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from millstream.errors import Unavailable
 from millstream.protocol.cursors import JITTER_SECONDS, next_cursor
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
 from millstream.server.limits import ReadLimits
 from millstream.server.messages import Sink
 from millstream.shard.reader import ReadResult
-from millstream.shard.shard import Shard
+from millstream.shard.shard import Shard, Topic
 from millstream.streams.state import Stream
 
 
@@ -30,11 +31,12 @@ class LiveReaders:
         # The data event encoded last: after an append every follower of the stream asks for the same one.
         self._encoded: tuple[int, int, int, bytes] = (0, 0, 0, b"")
 
-    def has_room(self, stream: Stream) -> bool:
-        return (
-            self.count < self.limits.live_readers_max
-            and self.shard.listener_count(stream) < self.limits.live_readers_per_stream_max
-        )
+    def check_room(self, topic: Topic) -> None:
+        if (
+            self.count >= self.limits.live_readers_max
+            or self.shard.listener_count(topic) >= self.limits.live_readers_per_stream_max
+        ):
+            raise Unavailable("there are too many live reads", code="too_many_live_readers", retry_after_seconds=5)
 
     def cursor(self, echoed: str | None) -> str:
         clock = self.shard.clock
@@ -49,92 +51,72 @@ class LiveReaders:
 
 
 class LongPoll:
-    """Waits until there is something beyond `offset`, the stream ends, or time is up; then calls `done` once.
+    """Waits until `is_ready` or until time is up, then calls `done` once."""
 
-    `done` gets True if the stream changed and False if time ran out.
-    """
-
-    def __init__(self, readers: LiveReaders, stream: Stream, offset: int, done: Callable[[bool], None]) -> None:
+    def __init__(
+        self, readers: LiveReaders, topic: Topic, is_ready: Callable[[], bool], done: Callable[[], None]
+    ) -> None:
+        readers.check_room(topic)
         self._readers = readers
-        self._stream = stream
-        self._offset = offset
+        self._topic = topic
+        self._is_ready = is_ready
         self._done = done
         readers.count += 1
-        readers.shard.listen(stream, self)
-        self._timer = asyncio.get_running_loop().call_later(readers.limits.long_poll_seconds, self._finish, False)
+        readers.shard.listen(topic, self)
+        self._timer = asyncio.get_running_loop().call_later(readers.limits.long_poll_seconds, self._finish)
 
-    def wake(self, stream: Stream) -> None:
-        if stream.tail > self._offset or stream.closed or stream.deleted:
-            self._finish(True)
+    def wake(self) -> None:
+        if self._is_ready():
+            self._finish()
 
-    def _finish(self, changed: bool) -> None:
+    def _finish(self) -> None:
         self.cancel()
-        self._done(changed)
+        self._done()
 
     def cancel(self) -> None:
         self._timer.cancel()
-        self._readers.shard.unlisten(self._stream, self)
+        self._readers.shard.unlisten(self._topic, self)
         self._readers.count -= 1
 
 
-class SseFollower:
-    """A body stream of data and control events, from an offset until the stream or the connection's time ends."""
+class Follower:
+    """A body stream that is woken by a topic, until it ends itself or its connection's time is over.
 
-    def __init__(self, readers: LiveReaders, stream: Stream, offset: int, cursor: str | None) -> None:
+    Subclasses say in `_advance` what comes next: they write at most one piece and return whether to go on.
+    """
+
+    def __init__(self, readers: LiveReaders, topic: Topic) -> None:
+        readers.check_room(topic)
         self._readers = readers
-        self._stream = stream
-        self._offset = min(offset, stream.tail)
-        self._cursor = readers.cursor(cursor)
+        self._topic = topic
         self._sink: Sink | None = None
         self._is_blocked = False
         self._timers: list[asyncio.TimerHandle] = []
 
+    def _greet(self) -> None:
+        """What a follower sends first, before anything happens."""
+
+    def _advance(self) -> bool:
+        raise NotImplementedError  # every follower has its own
+
     def start(self, sink: Sink) -> None:
         self._sink = sink
         self._readers.count += 1
-        self._readers.shard.listen(self._stream, self)
+        self._readers.shard.listen(self._topic, self)
         loop, limits = asyncio.get_running_loop(), self._readers.limits
         lifetime = loop.call_later(limits.sse_lifetime_seconds, self._finish)
         heartbeat = loop.call_later(limits.sse_heartbeat_seconds, self._beat)
         self._timers = [lifetime, heartbeat]
-        if self._offset == self._stream.tail and not self._stream.closed:
-            # Nothing to send yet: the first control event still tells the client where it stands (§6, `now`).
-            self._write(self._control(self._offset, up_to_date=True, closed=False))
-        self._pump()
+        self._greet()
+        self.wake()
 
-    def wake(self, stream: Stream) -> None:
-        if not self._is_blocked:
-            self._pump()
+    def wake(self) -> None:
+        while self._sink is not None and not self._is_blocked and self._advance():
+            pass
 
     def resume(self) -> None:
         self._is_blocked = False
-        self._pump()
-
-    def _pump(self) -> None:
-        """Send all there is; the last control event says so, and whether it is the end."""
-        stream = self._stream
-        while self._sink is not None and not self._is_blocked:
-            if stream.deleted:
-                self._finish()
-            elif self._offset < stream.tail:
-                start = self._offset
-                result = self._readers.shard.read(stream, start, self._readers.limits.chunk_bytes_max)
-                self._offset = result.next_offset
-                event = self._readers.data_event(stream, start, result)
-                self._write(event + self._control(result.next_offset, result.up_to_date, result.closed))
-                if result.closed:
-                    self._finish()
-            elif stream.closed:
-                self._write(self._control(stream.tail, up_to_date=True, closed=True))
-                self._finish()
-            else:
-                return
-
-    def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
-        current = self._readers.cursor(None)
-        if int(current) > int(self._cursor):
-            self._cursor = current
-        return encode_control(format_offset(offset), cursor=self._cursor, up_to_date=up_to_date, closed=closed)
+        self.wake()
 
     def _write(self, data: bytes) -> None:
         if self._sink is not None and not self._sink.write(data):
@@ -157,5 +139,45 @@ class SseFollower:
             self._sink = None
             for timer in self._timers:
                 timer.cancel()
-            self._readers.shard.unlisten(self._stream, self)
+            self._readers.shard.unlisten(self._topic, self)
             self._readers.count -= 1
+
+
+class StreamFollower(Follower):
+    """Data and control events of one stream, from an offset on."""
+
+    def __init__(self, readers: LiveReaders, stream: Stream, offset: int, cursor: str | None) -> None:
+        super().__init__(readers, stream.incarnation)
+        self._stream = stream
+        self._offset = min(offset, stream.tail)
+        self._cursor = readers.cursor(cursor)
+
+    def _greet(self) -> None:
+        if self._offset == self._stream.tail and not self._stream.closed:
+            # Nothing to send yet: the first control event still tells the client where it stands (§6, `now`).
+            self._write(self._control(self._offset, up_to_date=True, closed=False))
+
+    def _advance(self) -> bool:
+        """Send what there is; the last control event says so, and whether it is the end."""
+        stream = self._stream
+        if stream.deleted:
+            self._finish()
+        elif self._offset < stream.tail:
+            start = self._offset
+            result = self._readers.shard.read(stream, start, self._readers.limits.chunk_bytes_max)
+            self._offset = result.next_offset
+            event = self._readers.data_event(stream, start, result)
+            self._write(event + self._control(result.next_offset, result.up_to_date, result.closed))
+            if result.closed:
+                self._finish()
+            return True
+        elif stream.closed:
+            self._write(self._control(stream.tail, up_to_date=True, closed=True))
+            self._finish()
+        return False
+
+    def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
+        current = self._readers.cursor(None)
+        if int(current) > int(self._cursor):
+            self._cursor = current
+        return encode_control(format_offset(offset), cursor=self._cursor, up_to_date=up_to_date, closed=closed)

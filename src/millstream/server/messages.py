@@ -36,7 +36,18 @@ class Request:
     `headers` has lower-case names; a repeated one is joined with commas. `reply` is called exactly once.
     """
 
-    __slots__ = ("_base_url", "body", "headers", "is_disconnected", "method", "on_disconnect", "path", "query", "reply")
+    __slots__ = (
+        "_base_url",
+        "body",
+        "headers",
+        "is_disconnected",
+        "method",
+        "on_disconnect",
+        "path",
+        "query",
+        "reply",
+        "upload",
+    )
 
     def __init__(
         self,
@@ -57,6 +68,7 @@ class Request:
         self.is_disconnected = False
         # What to do if the client goes away before it is answered; set by handlers that wait.
         self.on_disconnect: Callable[[], None] | None = None
+        self.upload: Upload | None = None
         self._base_url = base_url
 
     @property
@@ -85,6 +97,10 @@ class Sink(Protocol):
         """The body is complete."""
         ...
 
+    def abort(self) -> None:
+        """The body cannot be completed: break the connection, so that nobody takes it for whole."""
+        ...
+
 
 class BodyStream(Protocol):
     """A body that is produced while it is being sent."""
@@ -100,13 +116,31 @@ class BodyStream(Protocol):
         ...
 
 
-class Response:
-    __slots__ = ("body", "fields", "status")
+class Upload(Protocol):
+    """Where a large request body goes while it arrives; the request then has it as `upload` and no `body`."""
 
-    def __init__(self, status: int, fields: Fields = b"", body: bytes | BodyStream = b"") -> None:
+    @property
+    def size(self) -> int: ...
+
+    def write(self, chunk: bytes) -> None: ...
+
+    def discard(self) -> None:
+        """The body did not arrive whole, or is not wanted."""
+        ...
+
+
+class Response:
+    """An answer. `length` is the size of a streamed body, where it is known beforehand."""
+
+    __slots__ = ("body", "fields", "length", "status")
+
+    def __init__(
+        self, status: int, fields: Fields = b"", body: bytes | BodyStream = b"", *, length: int | None = None
+    ) -> None:
         self.status = status
         self.fields = fields
         self.body = body
+        self.length = length
 
 
 ReplyWith = Callable[[Response], None]

@@ -20,7 +20,7 @@ import httptools
 from millstream.server.app import Application
 from millstream.server.error_map import problem
 from millstream.server.limits import HttpLimits
-from millstream.server.messages import COMMON_FIELDS, STATUS_LINES, BodyStream, Request, Response
+from millstream.server.messages import COMMON_FIELDS, STATUS_LINES, BodyStream, Request, Response, Upload
 
 logger = logging.getLogger("millstream.server")
 
@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_body_bytes_max",
         "_current",
         "_deadline",
         "_discards",
@@ -99,6 +100,7 @@ class Connection(asyncio.Protocol):
         "_server",
         "_streaming",
         "_transport",
+        "_upload",
         "_url",
         "_version",
         "_waiting",
@@ -121,6 +123,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = True
         self._version = "1.1"
         self._is_receiving = self._in_headers = False
+        self._upload: Upload | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -129,6 +132,14 @@ class Connection(asyncio.Protocol):
         self._header_bytes = 0
         self._body: bytes | list[bytes] = b""
         self._body_bytes = 0
+        self._body_bytes_max = self._server.limits.body_bytes_max
+        self._drop_upload()
+
+    def _drop_upload(self) -> None:
+        """Discard a body that did not become a request."""
+        if self._upload is not None:
+            self._upload.discard()
+            self._upload = None
 
     # -- the transport's side ------------------------------------------------------------------------------
 
@@ -176,6 +187,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._drop_upload()
+        for request, _, _ in self._waiting:
+            if request.upload is not None:
+                request.upload.discard()
         self._waiting.clear()
         if self._streaming is not None:
             self._streaming.cancel()
@@ -214,9 +229,12 @@ class Connection(asyncio.Protocol):
         if sum(map(len, headers.values())) + len(self._url) > limits.header_bytes_max:
             raise _Refused(_HEADERS_TOO_LARGE)
         self._version = self._parser.get_http_version()
+        method = _METHODS.get(self._parser.get_method(), "OTHER")
+        if method == "PUT":
+            self._upload, self._body_bytes_max = self._server.app.upload_for(method, self._url, limits.body_bytes_max)
         length = headers.get(b"content-length")
-        if length is not None and int(length) > limits.body_bytes_max:
-            raise _Refused(_body_too_large(limits.body_bytes_max))
+        if length is not None and int(length) > self._body_bytes_max:
+            raise _Refused(_body_too_large(self._body_bytes_max))
         if b"host" not in headers and self._version == "1.1":
             raise _Refused(problem(400, "missing_host", "an HTTP/1.1 request needs a Host header"))
         expect = headers.get(b"expect")
@@ -229,10 +247,15 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, chunk: bytes) -> None:
         self._body_bytes += len(chunk)
-        if self._body_bytes > self._server.limits.body_bytes_max:
-            raise _Refused(_body_too_large(self._server.limits.body_bytes_max))
+        if self._body_bytes > self._body_bytes_max:
+            raise _Refused(_body_too_large(self._body_bytes_max))
         body = self._body
-        if isinstance(body, list):
+        if self._upload is not None:
+            try:
+                self._upload.write(chunk)
+            except OSError as error:
+                raise _Refused(problem(503, "disk_error", f"the body could not be stored: {error.strerror}")) from None
+        elif isinstance(body, list):
             body.append(chunk)
         else:
             self._body = [body, chunk] if body else chunk
@@ -254,6 +277,7 @@ class Connection(asyncio.Protocol):
         )
         keep_alive = self._parser.should_keep_alive()
         self._is_receiving = False
+        request.upload, self._upload = self._upload, None
         if self._current is None:
             self._begin(request, keep_alive, self._version)
         else:
@@ -282,10 +306,12 @@ class Connection(asyncio.Protocol):
             self._write_whole(request, response, b"")
             self._end()
         else:
-            chunked = self._version != "1.0"
-            self._keep_alive = self._keep_alive and chunked
-            head = self._head(response)
-            self._transport.write(head + (b"transfer-encoding: chunked\r\n\r\n" if chunked else b"\r\n"))
+            chunked = self._version != "1.0" and response.length is None
+            self._keep_alive = self._keep_alive and (chunked or response.length is not None)
+            framing = b"transfer-encoding: chunked\r\n" if chunked else b""
+            if response.length is not None:
+                framing = b"content-length: %d\r\n" % response.length
+            self._transport.write(self._head(response) + framing + b"\r\n")
             self._streaming = body
             request.on_disconnect = None
             body.start(_StreamedBody(self, chunked))
@@ -331,6 +357,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, response: Response) -> None:
         """Answer what could not become a request, and hang up."""
+        self._drop_upload()
         self._discards = True
         if self._current is not None:
             self._refusal = response  # after the requests before it
@@ -398,6 +425,9 @@ class _StreamedBody:
         if self._chunked:
             self._connection._transport.write(b"0\r\n\r\n")
         self._connection._end()
+
+    def abort(self) -> None:
+        self._connection._transport.abort()
 
 
 class _Refused(Exception):

@@ -21,6 +21,7 @@ from millstream.server.app import Application
 from millstream.server.limits import HttpLimits, ReadLimits
 from millstream.server.native import NativeServer
 from millstream.shard.shard import Shard
+from millstream.tiers.blobs import FileBlobs
 from millstream.tiers.catalog import Catalog
 
 logger = logging.getLogger("millstream")
@@ -66,6 +67,7 @@ class Node:
         self.shard = Shard(
             log,
             Catalog(config.server.data_dir / "catalog"),
+            FileBlobs(config.server.data_dir / "snapshots"),
             clock,
             hot_bytes_max=config.hot.bytes_max,
             checkpoint_seconds=config.log.checkpoint_interval,
@@ -84,6 +86,7 @@ class Node:
                 sse_heartbeat_seconds=read.sse_heartbeat,
                 live_readers_max=read.live_readers_max,
                 live_readers_per_stream_max=read.live_readers_per_stream_max,
+                snapshot_bytes_max=read.snapshot_bytes_max,
             ),
         )
         self.app.subscriptions.wakes.resume()

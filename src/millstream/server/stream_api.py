@@ -10,17 +10,18 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
-from millstream.errors import InvalidRequest, MillstreamError, NotFound, Unavailable
+from millstream.errors import InvalidRequest, MillstreamError, NotFound
 from millstream.protocol.content_types import checked_content_type
 from millstream.protocol.etags import format_etag, none_match
 from millstream.protocol.expiry import parse_expiry
 from millstream.protocol.json_messages import join_messages
-from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
+from millstream.protocol.keys import StreamKey, stream_key_of
 from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, format_offset, parse_offset
 from millstream.protocol.producers import ProducerClaim, parse_claim
 from millstream.protocol.sse import is_base64
 from millstream.server.error_map import error_response
-from millstream.server.live import LiveReaders, LongPoll, SseFollower
+from millstream.server.feed_api import parse_bytes_max
+from millstream.server.live import LiveReaders, LongPoll, StreamFollower
 from millstream.server.messages import ReplyWith, Request, Response, parse_query
 from millstream.shard.shard import Shard
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
@@ -63,6 +64,8 @@ class StreamApi:
             seq=_stream_seq(request),
             producer=_producer(request),
             if_match=header(b"if-match"),
+            only_if_absent=header(b"if-none-match") == "*",
+            bucket_required=not request.path.startswith(b"/v1/"),
         )
         self._shard.create(command, partial(self._created, request))
 
@@ -139,25 +142,32 @@ class StreamApi:
     def read(self, request: Request, key: StreamKey) -> None:
         query = parse_query(request.query)
         token = query.get("offset")
+        if token is None and (cursor := query.get("cursor")) is not None and "_" in cursor:
+            token = cursor  # a cursor may stand in for the offset, if it is one
         live = query.get("live")
         if live is not None and live not in ("long-poll", "sse"):
             raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
         if live is not None and token is None:
             raise InvalidRequest("a live read needs an offset", code="missing_offset")
         offset = None if token == NOW_TOKEN else _start_offset(token)
+        bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         stream = self._shard.get(key)
         self._shard.touch(stream)
+        if offset is not None:
+            self._shard.check_retained(stream, offset)
         if live == "sse":
             self._follow(request, query, stream, stream.tail if offset is None else offset)
         elif live == "long-poll":
-            self._long_poll(request, query, stream, offset)
+            self._long_poll(request, query, stream, token or BEGINNING_TOKEN, offset, bytes_max)
         elif offset is None:
             self._read_now(request, stream)
         else:
-            request.reply(self._chunk(request, stream, token or BEGINNING_TOKEN, offset))
+            request.reply(self._chunk(request, stream, token or BEGINNING_TOKEN, offset, bytes_max))
 
-    def _chunk(self, request: Request, stream: Stream, token: str, offset: int, live_fields: bytes = b"") -> Response:
-        result = self._shard.read(stream, offset, self._readers.limits.chunk_bytes_max)
+    def _chunk(
+        self, request: Request, stream: Stream, token: str, offset: int, bytes_max: int, live_fields: bytes = b""
+    ) -> Response:
+        result = self._shard.read(stream, offset, bytes_max)
         next_offset = format_offset(result.next_offset)
         etag = format_etag(stream.incarnation, token, next_offset, result.closed)
         condition = request.header(b"if-none-match")
@@ -189,39 +199,39 @@ class StreamApi:
             fields += _CLOSED
         request.reply(Response(200, fields, b"[]" if stream.is_json else b""))
 
-    def _long_poll(self, request: Request, query: dict[str, str], stream: Stream, offset: int | None) -> None:
+    def _long_poll(
+        self, request: Request, query: dict[str, str], stream: Stream, token: str, offset: int | None, bytes_max: int
+    ) -> None:
         start = stream.tail if offset is None else min(offset, stream.tail)
-        token = format_offset(start) if offset is None else query["offset"]
+        if offset is None:
+            token = format_offset(start)
         echoed = query.get("cursor")
 
-        def answer(changed: bool) -> None:
+        def answer() -> None:
             if stream.deleted:
                 request.reply(error_response(NotFound(f"stream {stream.key} was deleted")))
                 return
             cursor = b"stream-cursor: %b\r\n" % self._readers.cursor(echoed).encode()
             if stream.tail > start:
-                request.reply(self._chunk(request, stream, token, start, cursor))
+                request.reply(self._chunk(request, stream, token, start, bytes_max, cursor))
                 return
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
             fields += _UP_TO_DATE + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
             request.reply(Response(204, fields))
 
-        if stream.tail > start or stream.closed:
-            answer(True)
+        def is_ready() -> bool:
+            return stream.tail > start or stream.closed or stream.deleted
+
+        if is_ready():
+            answer()
         else:
-            self._check_room(stream)
-            request.on_disconnect = LongPoll(self._readers, stream, start, answer).cancel
+            request.on_disconnect = LongPoll(self._readers, stream.incarnation, is_ready, answer).cancel
 
     def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: int) -> None:
-        self._check_room(stream)
         fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
         if is_base64(stream.content_type):
             fields += b"stream-sse-data-encoding: base64\r\n"
-        request.reply(Response(200, fields, SseFollower(self._readers, stream, offset, query.get("cursor"))))
-
-    def _check_room(self, stream: Stream) -> None:
-        if not self._readers.has_room(stream):
-            raise Unavailable("there are too many live reads", code="too_many_live_readers", retry_after_seconds=5)
+        request.reply(Response(200, fields, StreamFollower(self._readers, stream, offset, query.get("cursor"))))
 
     # -- HEAD and DELETE (§5.4, §5.5) ------------------------------------------------------------------------
 
@@ -240,6 +250,10 @@ class StreamApi:
         fields += _CACHE_NEVER
         if stream.closed:
             fields += _CLOSED
+        if stream.snapshot is not None:
+            fields += b"stream-snapshot-offset: %b\r\n" % format_offset(stream.snapshot.offset).encode()
+        if stream.earliest:
+            fields += b"stream-earliest-offset: %b\r\n" % format_offset(stream.earliest).encode()
         if stream.expiry.ttl_seconds is not None:
             fields += b"stream-ttl: %d\r\n" % stream.expiry.ttl_seconds
         if stream.expiry.expires_at is not None:
@@ -305,10 +319,9 @@ def _producer(request: Request) -> ProducerClaim | None:
 
 def _source_key(value: str) -> StreamKey:
     """The stream that a Stream-Forked-From header names: a path on this server."""
-    path = urlsplit(value).path
-    if not path.startswith("/v1/stream/"):
+    try:
+        return stream_key_of(urlsplit(value).path.encode("latin-1"))
+    except (InvalidRequest, ValueError):
         raise InvalidRequest(
-            f"Stream-Forked-From {value[:80]!r} is not the path of a stream on this server",
-            code="invalid_fork",
-        )
-    return parse_v1_path(decode_segment(path.removeprefix("/v1/stream/").encode("latin-1")))
+            f"Stream-Forked-From {value[:80]!r} is not the path of a stream on this server", code="invalid_fork"
+        ) from None

@@ -40,11 +40,12 @@ class Checkpointer:
             if position == self._catalog.position and not machine.dirty:
                 return position
             rows: list[EncodedStream] = []
-            frozen = dict(machine.dirty)
+            frozen = machine.frozen = dict(machine.dirty)
             machine.freezing, machine.dirty = machine.dirty, {}
             machine.removing, machine.removed = machine.removed, {}
             machine.before_change = lambda stream: rows.append(encode_stream(stream))
             singletons = encode_singletons(machine)
+            freed_blobs, machine.unlisted_blobs = machine.unlisted_blobs, []
             removed = [
                 (incarnation.to_bytes(8, "big"), encode_key(key)) for incarnation, key in machine.removing.items()
             ]
@@ -52,15 +53,17 @@ class Checkpointer:
                 for _ in range(min(SLICE_STREAMS, len(machine.freezing))):
                     rows.append(encode_stream(machine.freezing.popitem()[1]))
                 await asyncio.sleep(0)
-            checkpoint = Checkpoint(position, rows, removed, singletons)
+            checkpoint = Checkpoint(position, rows, removed, [blob.encode() for blob in freed_blobs], singletons)
             try:
                 await asyncio.get_running_loop().run_in_executor(self._executor, self._catalog.write, checkpoint)
             except BaseException:
                 # Nothing was written: all of it is still to be written.
                 machine.removed = machine.removing | machine.removed
+                machine.unlisted_blobs = freed_blobs + machine.unlisted_blobs
                 kept = {i: stream for i, stream in frozen.items() if i not in machine.removed}
                 machine.dirty = kept | machine.dirty
                 raise
             finally:
                 machine.removing = {}
+                machine.frozen = {}
             return position

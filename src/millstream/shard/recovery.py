@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from millstream.errors import Corrupt
 from millstream.log.interface import Log
+from millstream.shard.publisher import Publisher
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import AnyRecord, Appended, StreamCreated, decode_batch, span
+from millstream.streams.records import decode_batch, span
+from millstream.tiers.blobs import FileBlobs
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.hot import HotTier
 
 
 class Recovered(NamedTuple):
@@ -21,7 +22,7 @@ class Recovered(NamedTuple):
     records_applied: int
 
 
-def recover(log: Log, catalog: Catalog, machine: StateMachine, hot: HotTier) -> Recovered:
+def recover(log: Log, catalog: Catalog, machine: StateMachine, publisher: Publisher) -> Recovered:
     catalog.restore(machine)
     position = None
     applied = 0
@@ -33,26 +34,24 @@ def recover(log: Log, catalog: Catalog, machine: StateMachine, hot: HotTier) -> 
             if position >= catalog.position:
                 machine.apply(record, position)
                 applied += 1
-            publish(record, position, machine, hot)
-            for stream in machine.purged:
-                hot.drop(stream.incarnation)
-            machine.purged.clear()
+            publisher.publish(record, position)
             position += span(record)
     if position is None:
         position = catalog.trimmed
     if position < catalog.position:
         raise _missing(position, catalog.position)
+    for stream in machine.resident():
+        publisher.trim(stream)
     return Recovered(position, applied)
 
 
-def publish(record: AnyRecord, position: int, machine: StateMachine, hot: HotTier) -> None:
-    """Put a record's messages where readers find them, if its stream is still there."""
-    if isinstance(record, Appended):
-        if record.messages and machine.by_incarnation(record.stream) is not None:
-            hot.publish(record.stream, record.offset, position, record.at_ms, record.messages)
-    elif isinstance(record, StreamCreated) and record.messages and machine.by_incarnation(position) is not None:
-        offset = record.fork.offset if record.fork is not None else 0
-        hot.publish(position, offset, position, record.at_ms, record.messages)
+def remove_orphans(blobs: FileBlobs, catalog: Catalog, machine: StateMachine) -> int:
+    """Delete the blobs that a crash left without a stream that refers to them."""
+    unsaved = {stream.snapshot.blob for stream in machine.unsaved() if stream.snapshot is not None}
+    orphans = [name for name in blobs.names() if name not in unsaved and not catalog.refers_to_blob(name)]
+    for name in orphans:
+        blobs.delete(name)
+    return len(orphans)
 
 
 def _missing(found: int, needed: int) -> Corrupt:

@@ -9,43 +9,64 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from millstream.clock import Clock
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
 from millstream.log.interface import Log
 from millstream.protocol.keys import StreamKey
 from millstream.shard.checkpointer import Checkpointer
 from millstream.shard.committer import Batch, Committer, Reply, hot_budget_exhausted
+from millstream.shard.feed import Feed
+from millstream.shard.listing import Listing
 from millstream.shard.names import Names
+from millstream.shard.publisher import Publisher
 from millstream.shard.reader import Reader, ReadResult
-from millstream.shard.recovery import publish, recover
+from millstream.shard.recovery import recover, remove_orphans
 from millstream.streams.commands import AppendMessages, Created, CreateStream
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import (
     AnyRecord,
     Appended,
     SecretsCreated,
+    SnapshotPublished,
+    SnapshotRef,
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
 )
 from millstream.streams.state import Stream
+from millstream.tiers.blobs import FileBlobs, Upload, blob_name
 from millstream.tiers.catalog import Catalog, decode_key
 from millstream.tiers.hot import HotTier
+from millstream.tiers.journal import Journals
 
 logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
 
 
+Topic = int | tuple[str, str]
+"""What can be listened to: a stream by its incarnation, or a bucket by `bucket_topic`."""
+
+
+def bucket_topic(bucket: str) -> Topic:
+    return ("bucket", bucket)
+
+
 class Listener(Protocol):
-    def wake(self, stream: Stream) -> None:
-        """The stream has new messages, was closed or was deleted."""
+    def wake(self) -> None:
+        """The stream has new messages, was closed or deleted; or something happened in the bucket."""
         ...
+
+
+def _if_alive(stream: Stream) -> Stream | NotFound:
+    return NotFound(f"stream {stream.key} was deleted meanwhile") if stream.deleted else stream
 
 
 class Shard:
@@ -53,6 +74,7 @@ class Shard:
         self,
         log: Log,
         catalog: Catalog,
+        blobs: FileBlobs,
         clock: Clock,
         *,
         hot_bytes_max: int,
@@ -65,15 +87,25 @@ class Shard:
         self._checkpoint_seconds = checkpoint_seconds
         self.machine = StateMachine(catalog)
         self.hot = HotTier()
-        recovered = recover(log, catalog, self.machine, self.hot)
+        self.journals = Journals()
+        self.blobs = blobs
+        self._publisher = Publisher(self.machine, self.hot, self.journals)
+        recovered = recover(log, catalog, self.machine, self._publisher)
+        for blob in self.machine.freed_blobs:
+            blobs.delete(blob)
+        self.machine.freed_blobs.clear()
+        remove_orphans(blobs, catalog, self.machine)
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
         self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch)
         self.reader = Reader(self.machine, self.hot)
+        self.listing = Listing(self.machine, catalog)
         self.names = Names()
-        self._listeners: dict[int, set[Listener]] = {}
+        self.feed = Feed(self.machine, self.hot, self.journals, self.committer)
+        self._listeners: dict[Topic, set[Listener]] = {}
         self._touched: set[int] = set()
         self._deadlines: list[tuple[int, int]] = []
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millstream-catalog")
+        self._file_executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="millstream-files")
         self._checkpointer = Checkpointer(self.machine, catalog, self.committer, self._executor)
         self._tasks: list[asyncio.Task[None]] = []
         self.on_committed: Callable[[list[Stream]], None] = lambda streams: None
@@ -101,6 +133,7 @@ class Shard:
             await self._checkpointer.checkpoint()
         self._log.close()
         self._executor.shutdown()
+        self._file_executor.shutdown()
         self._catalog.close()
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -134,7 +167,10 @@ class Shard:
 
     def create(self, command: CreateStream, reply: Reply) -> None:
         """Create a stream, or find that it exists as asked; the reply gets a Created or an error."""
-        if command.fork is not None and self.names.wait_for(command.fork.source, partial(self.create, command, reply)):
+        again = partial(self.create, command, reply)
+        if command.fork is not None and self.names.wait_for(command.fork.source, again):
+            return
+        if self.names.wait_for(("bucket", command.key.bucket), again):
             return
         self.alone(command.key, partial(self._create, command), reply)
 
@@ -146,10 +182,36 @@ class Shard:
             return
         if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self._hot_bytes_max:
             raise hot_budget_exhausted(self._hot_bytes_max)
-        for record in records[:-1]:
-            self.submit(record)
         created = records[-1]
         assert isinstance(created, StreamCreated)
+        if created.snapshot is not None:
+            # A fork's snapshot is a blob of its own, so neither stream can take the other's away.
+            self._copy_snapshot(command, created, partial(self._submit_created, command, records[:-1], reply), reply)
+        else:
+            self._submit_created(command, records[:-1], reply, created)
+
+    def _copy_snapshot(
+        self, command: CreateStream, created: StreamCreated, then: Callable[[StreamCreated], None], reply: Reply
+    ) -> None:
+        assert created.snapshot is not None
+        name = blob_name(command.key, created.snapshot.offset, self.clock.random_bytes(8))
+        copied = msgspec.structs.replace(created, snapshot=msgspec.structs.replace(created.snapshot, blob=name))
+
+        def finished(error: MillstreamError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                then(copied)
+            except MillstreamError as refusal:
+                reply(refusal)
+
+        self.offload(partial(self.blobs.copy, created.snapshot.blob, name), finished)
+
+    def _submit_created(
+        self, command: CreateStream, before: Sequence[AnyRecord], reply: Reply, created: StreamCreated
+    ) -> None:
+        for record in before:
+            self.submit(record)
 
         def answer(outcome: object) -> None:
             if isinstance(outcome, MillstreamError):
@@ -168,12 +230,82 @@ class Shard:
     def _delete(self, key: StreamKey, reply: Reply) -> None:
         now_ms = self.clock.now_ms()
         stream = self.machine.get(key, now_ms)
-        self.submit(StreamDeleted(stream.incarnation, now_ms), reply)
+        self.submit(StreamDeleted(stream.incarnation, now_ms, stream.key), reply)
+
+    def create_bucket(self, name: str, reply: Reply) -> None:
+        def action(done: Reply) -> None:
+            self.submit(self.machine.check_create_bucket(name, self.clock.now_ms()), done)
+
+        self.alone(("bucket", name), action, reply)
+
+    def delete_bucket(self, name: str, reply: Reply) -> None:
+        def action(done: Reply) -> None:
+            # Streams being created in it must be seen; new ones wait behind this.
+            self.committer.settle(lambda error: delete(done, error))
+
+        def delete(done: Reply, error: object) -> None:
+            try:
+                if isinstance(error, MillstreamError):
+                    raise error
+                self.submit(self.machine.check_delete_bucket(name, self.clock.now_ms()), done)
+            except MillstreamError as refusal:
+                done(refusal)
+
+        self.alone(("bucket", name), action, reply)
+
+    def publish_snapshot(
+        self, key: StreamKey, offset: int, content_type: str, upload: Upload, reply: Reply, *, trims: bool = True
+    ) -> None:
+        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile."""
+        name = ""
+
+        def finish(outcome: object) -> None:
+            if isinstance(outcome, MillstreamError):
+                upload.discard()
+                if name:
+                    self.offload(partial(self.blobs.delete, name), lambda error: None)
+            reply(outcome)
+
+        def durable(error: MillstreamError | None) -> None:
+            if error is not None:
+                finish(error)
+            else:
+                self.alone(("snapshot", str(key)), publish, finish)
+
+        def publish(done: Reply) -> None:
+            stream = self.get(key)
+            self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
+            snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
+            record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
+            self.submit(record, lambda error: done(error or _if_alive(stream)))
+
+        try:
+            stream = self.get(key)
+            self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
+        except MillstreamError as error:
+            finish(error)
+            return
+        name = blob_name(key, offset, self.clock.random_bytes(8))
+        self.offload(partial(self.blobs.commit, upload, name), durable)
+
+    def offload(self, work: Callable[[], None], done: Callable[[MillstreamError | None], None]) -> None:
+        """Do file work on a thread; `done` runs on the loop with the error, if there was one."""
+
+        def run() -> MillstreamError | None:
+            try:
+                work()
+            except OSError as error:
+                return Unavailable(f"a file could not be written: {error.strerror}", code="disk_error")
+            return None
+
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._file_executor, run)
+        future.add_done_callback(lambda finished: done(finished.result()))
 
     def submit(self, record: AnyRecord, reply: Reply | None = None, outcome: object = None) -> int:
         return self.committer.submit(record, reply, outcome)
 
-    def alone(self, name: StreamKey | tuple[str, str], action: Callable[[Reply], None], reply: Reply) -> None:
+    def alone(self, name: Hashable, action: Callable[[Reply], None], reply: Reply) -> None:
         """Run an action while nothing else is in flight on a name, and keep it so until the action has replied."""
         if self.names.wait_for(name, partial(self.alone, name, action, reply)):
             return
@@ -199,29 +331,26 @@ class Shard:
 
     def _apply_batch(self, batch: Batch) -> None:
         changed: dict[int, Stream] = {}
-        machine, hot = self.machine, self.hot
+        apply, publisher = self.machine.apply, self._publisher
         for record, position, _, _ in batch.entries:
             if record is None:
                 continue
-            stream = machine.apply(record, position)
+            stream = apply(record, position)
             if type(record) is Appended:
-                if stream is not None and record.messages:
-                    hot.publish(record.stream, record.offset, position, record.at_ms, record.messages)
-            elif type(record) is StreamCreated:
-                publish(record, position, machine, hot)
-                self._watch_deadline(stream)
+                if stream is not None:
+                    publisher.appended(record, position, stream)
+            else:
+                publisher.publish(record, position)
+                if type(record) is StreamCreated:
+                    self._watch_deadline(stream)
             if stream is not None:
                 changed[stream.incarnation] = stream
-            if machine.purged:
-                self._free_purged(changed)
+        if self.machine.freed_blobs:
+            for blob in self.machine.freed_blobs:
+                self.offload(partial(self.blobs.delete, blob), lambda error: None)
+            self.machine.freed_blobs.clear()
         if changed:
             self._wake(changed)
-
-    def _free_purged(self, changed: dict[int, Stream]) -> None:
-        for stream in self.machine.purged:
-            self.hot.drop(stream.incarnation)
-            changed[stream.incarnation] = stream
-        self.machine.purged.clear()
 
     def _undo_batch(self, batch: Batch) -> None:
         for record, _, _, _ in batch.entries:
@@ -234,6 +363,15 @@ class Shard:
 
     def get(self, key: StreamKey) -> Stream:
         return self.machine.get(key, self.clock.now_ms())
+
+    def check_retained(self, stream: Stream, offset: int) -> None:
+        """Refuse an offset whose messages a snapshot has replaced (Extensions §2.2)."""
+        if offset < stream.earliest:
+            raise OffsetTrimmed(
+                f"stream {stream.key} is kept from offset {stream.earliest} on",
+                earliest=stream.earliest,
+                hint="read /bootstrap for the snapshot and what follows it",
+            )
 
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
         return self.reader.read(stream, offset, bytes_max)
@@ -264,30 +402,29 @@ class Shard:
 
     # -- following -----------------------------------------------------------------------------------------
 
-    def listen(self, stream: Stream, listener: Listener) -> None:
-        self._listeners.setdefault(stream.incarnation, set()).add(listener)
+    def listen(self, topic: Topic, listener: Listener) -> None:
+        self._listeners.setdefault(topic, set()).add(listener)
 
-    def unlisten(self, stream: Stream, listener: Listener) -> None:
-        listeners = self._listeners.get(stream.incarnation)
+    def unlisten(self, topic: Topic, listener: Listener) -> None:
+        listeners = self._listeners.get(topic)
         if listeners is not None:
             listeners.discard(listener)
             if not listeners:
-                del self._listeners[stream.incarnation]
+                del self._listeners[topic]
 
-    def listener_count(self, stream: Stream) -> int:
-        return len(self._listeners.get(stream.incarnation, ()))
+    def listener_count(self, topic: Topic) -> int:
+        return len(self._listeners.get(topic, ()))
 
     def _wake(self, changed: dict[int, Stream]) -> None:
         if self._listeners:
-            for incarnation, stream in changed.items():
-                listeners = self._listeners.get(incarnation)
-                if listeners is not None:
-                    for listener in tuple(listeners):
-                        try:
-                            listener.wake(stream)
-                        except Exception:
-                            # One reader's failure is not another's, nor the writer's.
-                            logger.exception("a reader of %s failed", stream.key)
+            topics: list[Topic] = [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]
+            for topic in topics:
+                for listener in tuple(self._listeners.get(topic, ())):
+                    try:
+                        listener.wake()
+                    except Exception:
+                        # One reader's failure is not another's, nor the writer's.
+                        logger.exception("a live reader failed")
         self.on_committed(list(changed.values()))
 
     # -- time ----------------------------------------------------------------------------------------------
@@ -329,7 +466,7 @@ class Shard:
         if stream is None or stream.deleted:
             reply(None)
         elif stream.is_expired(now_ms):
-            self.submit(StreamDeleted(incarnation, now_ms, expired=True), reply)
+            self.submit(StreamDeleted(incarnation, now_ms, stream.key, expired=True), reply)
         else:
             self._watch_deadline(stream)
             reply(None)

@@ -29,6 +29,7 @@ class CreateStream(NamedTuple):
     seq: str | None = None
     producer: ProducerClaim | None = None
     if_match: str | None = None
+    only_if_absent: bool = False
     bucket_required: bool = False
 
 

@@ -13,7 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from millstream.errors import Conflict, Gone, InvalidRequest, NotFound, PreconditionFailed, StreamClosed
+from millstream.errors import (
+    Conflict,
+    Gone,
+    InvalidRequest,
+    NotFound,
+    OffsetTrimmed,
+    PreconditionFailed,
+    StreamClosed,
+)
 from millstream.protocol.content_types import OCTET_STREAM, media_type
 from millstream.protocol.etags import state_matches
 from millstream.protocol.expiry import NEVER, Expiry
@@ -29,6 +37,7 @@ from millstream.streams.records import (
     BucketDeleted,
     ForkPoint,
     SecretsCreated,
+    SnapshotPublished,
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
@@ -68,8 +77,12 @@ class StateMachine:
         self.freezing: dict[int, Stream] = {}
         self.removing: dict[int, StreamKey] = {}
         self.before_change: Callable[[Stream], None] = lambda stream: None
-        # Incarnations purged by the record being applied; the shard frees their bytes.
+        # What the records applied last have let go: the shard frees the bytes and the blobs.
         self.purged: list[Stream] = []
+        self.freed_blobs: list[str] = []
+        self.unlisted_blobs: list[str] = []  # the same, for the next checkpoint
+        # Streams in a checkpoint that is not yet written: the catalog still shows them as they were, or not at all.
+        self.frozen: dict[int, Stream] = {}
         self._effects: dict[type[AnyRecord], Callable[..., Stream | None]] = {
             Appended: self._appended,
             StreamCreated: self._stream_created,
@@ -81,6 +94,7 @@ class StateMachine:
             SubscriptionCreated: self._subscription_created,
             SubscriptionDeleted: self._subscription_deleted,
             SubscriptionChanged: self._subscription_changed,
+            SnapshotPublished: self._snapshot_published,
         }
 
     # -- looking things up ---------------------------------------------------------------------------------
@@ -98,6 +112,7 @@ class StateMachine:
         """The live stream of that name; expiry shows before the record that enacts it."""
         stream = self.find(key)
         if stream is None:
+            self.bucket(key.bucket)
             raise NotFound(f"stream {key} does not exist")
         if stream.soft_deleted or (stream.forks and stream.is_expired(now_ms)):
             raise Gone(f"stream {key} was deleted; its bytes remain for its forks only")
@@ -107,6 +122,22 @@ class StateMachine:
 
     def resident(self) -> Iterator[Stream]:
         return iter(self._by_incarnation.values())
+
+    def if_resident(self, incarnation: int) -> Stream | None:
+        return self._by_incarnation.get(incarnation)
+
+    def unsaved(self) -> Iterator[Stream]:
+        """Streams that changed since the catalog was last written; some may not be in it at all."""
+        yield from self.dirty.values()
+        for incarnation, stream in self.frozen.items():
+            if incarnation not in self.dirty and incarnation not in self.removed:
+                yield stream
+
+    def bucket(self, name: str) -> Bucket:
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
+        return bucket
 
     def _admit(self, stream: Stream | None) -> Stream | None:
         """Keep a stream in memory; one that was purged since the catalog last heard of it stays out."""
@@ -217,24 +248,33 @@ class StateMachine:
                     code="stream_has_forks",
                 )
             if not existing.is_expired(now_ms):
+                if command.only_if_absent:
+                    raise PreconditionFailed(f"stream {command.key} exists already")
                 if command.if_match is not None:
                     self.check_precondition(existing, command.if_match)
                 self._check_same_configuration(existing, command)
                 return [], Created(False, existing.incarnation, existing.content_type, existing.tail, existing.closed)
-            records.append(StreamDeleted(existing.incarnation, now_ms, expired=True))
+            records.append(StreamDeleted(existing.incarnation, now_ms, existing.key, expired=True))
         if command.if_match is not None:
             raise PreconditionFailed(f"If-Match names a state, but stream {command.key} does not exist")
-        if command.bucket_required and command.key.bucket not in self.buckets:
-            raise NotFound(f"bucket {command.key.bucket} does not exist", code="bucket_not_found")
+        if command.bucket_required:
+            self.bucket(command.key.bucket)
         if command.producer is not None:
             is_duplicate(None, command.producer)
         content_type, expiry = command.content_type, command.expiry
         prefix: list[bytes] = []
         fork: ForkPoint | None = None
+        earliest, snapshot = 0, None
         if command.fork is not None:
             source = self._fork_source(command.fork, content_type, now_ms)
             requested = source.tail if command.fork.offset is None else command.fork.offset
+            if requested < source.earliest:
+                raise OffsetTrimmed(
+                    f"the source {source.key} no longer holds what came before its earliest offset",
+                    earliest=source.earliest,
+                )
             offset, prefix = resolve_fork(source, requested, command.fork.sub_offset)
+            earliest, snapshot = source.earliest, source.snapshot
             fork = ForkPoint(source.incarnation, offset, requested, command.fork.sub_offset)
             content_type = content_type or source.content_type
             expiry = self._inherited_expiry(expiry, source)
@@ -254,9 +294,44 @@ class StateMachine:
                 fork,
                 command.seq,
                 command.producer,
+                earliest,
+                snapshot,
             )
         )
         return records, None
+
+    def check_snapshot(self, stream: Stream, offset: int, is_boundary: Callable[[Stream, int], bool]) -> None:
+        """Whether a snapshot may be published at this offset (Extensions §2.2)."""
+        if offset > stream.tail:
+            raise Conflict(
+                f"the snapshot's offset lies beyond the tail of stream {stream.key}", code="snapshot_beyond_tail"
+            )
+        if offset < stream.earliest:
+            raise OffsetTrimmed(
+                f"stream {stream.key} no longer holds what came before its earliest offset", earliest=stream.earliest
+            )
+        if stream.snapshot is not None and offset < stream.snapshot.offset:
+            raise Conflict(f"stream {stream.key} has a newer snapshot", code="snapshot_stale")
+        if not is_boundary(stream, offset):
+            raise InvalidRequest(
+                "the snapshot's offset is not a message boundary",
+                code="invalid_offset",
+                hint="use a Stream-Next-Offset value returned by the server",
+            )
+
+    def check_create_bucket(self, name: str, now_ms: int) -> BucketCreated:
+        if name in self.buckets:
+            raise Conflict(f"bucket {name} exists already", code="bucket_exists")
+        return BucketCreated(name, now_ms)
+
+    def check_delete_bucket(self, name: str, now_ms: int) -> BucketDeleted:
+        if self.bucket(name).streams:
+            raise Conflict(
+                f"bucket {name} holds {self.buckets[name].streams} streams",
+                code="bucket_not_empty",
+                hint="delete its streams first",
+            )
+        return BucketDeleted(name, now_ms)
 
     @staticmethod
     def _initial_messages(content_type: str, body: bytes) -> list[bytes]:
@@ -368,6 +443,8 @@ class StateMachine:
             stream.tail += len(message)
         stream.closed = record.closed
         stream.seq = record.seq
+        stream.earliest = record.earliest
+        stream.snapshot = record.snapshot
         if record.producer is not None:
             self._remember_producer(stream, record.producer.id, record.producer.epoch, record.producer.seq)
             stream.closed_by = record.producer if record.closed else None
@@ -406,6 +483,8 @@ class StateMachine:
         self.removed[stream.incarnation] = stream.key
         self.buckets[stream.key.bucket].streams -= 1
         self.purged.append(stream)
+        if stream.snapshot is not None:
+            self._free_blob(stream.snapshot.blob)
         self.subscriptions.stream_purged(stream.key.v1_path)
         if stream.fork is not None:
             source = self.by_incarnation(stream.fork.source)
@@ -414,6 +493,25 @@ class StateMachine:
                 source.forks -= 1
                 if source.soft_deleted and not source.forks:
                     self._purge(source)
+
+    def _snapshot_published(self, record: SnapshotPublished, position: int) -> Stream | None:
+        stream = self.by_incarnation(record.stream)
+        if stream is None:
+            self._free_blob(record.snapshot.blob)
+            return None
+        self._change(stream)
+        if stream.snapshot is not None:
+            self._free_blob(stream.snapshot.blob)
+        stream.snapshot = record.snapshot
+        if record.trims:
+            stream.earliest = record.snapshot.offset
+        stream.last_write_at_ms = record.at_ms
+        stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
+        return stream
+
+    def _free_blob(self, blob: str) -> None:
+        self.freed_blobs.append(blob)
+        self.unlisted_blobs.append(blob)
 
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:
         for incarnation in record.streams:

@@ -19,6 +19,7 @@ from typing import Final, NewType
 import msgspec
 
 from millstream.errors import Corrupt
+from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
 
 Position = NewType("Position", int)
@@ -47,6 +48,16 @@ class ForkPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
     requested_sub_offset: int
 
 
+class SnapshotRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A published snapshot: what it stands for, and the blob that holds it."""
+
+    offset: int
+    content_type: str
+    blob: str
+    size: int
+    checksum: int
+
+
 class StreamCreated(Record, frozen=True, tag=3):
     """A stream begins. Its incarnation, the number all later records use, is this record's position."""
 
@@ -62,6 +73,8 @@ class StreamCreated(Record, frozen=True, tag=3):
     fork: ForkPoint | None = None
     seq: str | None = None
     producer: ProducerClaim | None = None
+    earliest: int = 0
+    snapshot: SnapshotRef | None = None
 
 
 class Appended(Record, frozen=True, tag=4):
@@ -77,8 +90,11 @@ class Appended(Record, frozen=True, tag=4):
 
 
 class StreamDeleted(Record, frozen=True, tag=5):
+    """The end of an incarnation; it names the stream too, for those who follow a bucket."""
+
     stream: int
     at_ms: int
+    key: StreamKey
     expired: bool = False
 
 
@@ -146,6 +162,15 @@ class SubscriptionChanged(Record, frozen=True, tag=10):
     acked: dict[str, int] = {}
 
 
+class SnapshotPublished(Record, frozen=True, tag=11):
+    """A snapshot becomes the one that counts; with `trims`, what came before its offset is given up."""
+
+    stream: int
+    at_ms: int
+    snapshot: SnapshotRef
+    trims: bool = True
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -157,6 +182,7 @@ AnyRecord = (
     | SubscriptionCreated
     | SubscriptionDeleted
     | SubscriptionChanged
+    | SnapshotPublished
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -12,7 +12,7 @@ from millstream.protocol.content_types import is_json, media_type
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
-from millstream.streams.records import ForkPoint
+from millstream.streams.records import ForkPoint, SnapshotRef
 
 NO_PRODUCERS: Final[dict[str, ProducerState]] = {}
 
@@ -41,6 +41,7 @@ class Stream:
         "content_type",
         "created_at_ms",
         "deleted",
+        "earliest",
         "expiry",
         "fork",
         "forks",
@@ -52,6 +53,7 @@ class Stream:
         "media_type",
         "producers",
         "seq",
+        "snapshot",
         "soft_deleted",
         "tail",
     )
@@ -81,6 +83,9 @@ class Stream:
         self.closed_by: ProducerClaim | None = None
         self.seq: str | None = None
         self.producers = NO_PRODUCERS
+        # Offsets before `earliest` are no longer readable; a snapshot stands for what was there.
+        self.earliest = 0
+        self.snapshot: SnapshotRef | None = None
         self.forks = 0
         self.soft_deleted = False
         self.deleted = False

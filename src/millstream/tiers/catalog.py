@@ -9,6 +9,7 @@ exactly the log up to `position`. Rows are msgpack arrays; fields are only added
     streams        bucket \\0 stream → StreamRow
     incarnations   u64, big-endian → bucket \\0 stream
     expiring       the same, only for streams with a deadline
+    blobs          the names of the blobs that snapshots refer to
     singletons     "buckets", "subscriptions", "secrets" → rows
 """
 
@@ -26,7 +27,7 @@ from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import ForkPoint, SecretsCreated, SubscriptionConfig, Wake
+from millstream.streams.records import ForkPoint, SecretsCreated, SnapshotRef, SubscriptionConfig, Wake
 from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
 from millstream.streams.subscriptions import Link, Subscription
 
@@ -50,6 +51,8 @@ class StreamRow(msgspec.Struct, array_like=True, gc=False):
     fork: ForkPoint | None
     forks: int
     soft_deleted: bool
+    earliest: int = 0
+    snapshot: SnapshotRef | None = None
 
 
 class BucketRow(msgspec.Struct, array_like=True, gc=False):
@@ -82,6 +85,7 @@ class EncodedStream(NamedTuple):
     name: bytes
     row: bytes
     expires: bool
+    blob: bytes | None
 
 
 class Checkpoint(NamedTuple):
@@ -90,6 +94,7 @@ class Checkpoint(NamedTuple):
     position: int
     streams: list[EncodedStream]
     removed: list[tuple[bytes, bytes]]  # incarnation, name
+    freed_blobs: list[bytes]
     singletons: dict[bytes, bytes]
 
 
@@ -118,12 +123,15 @@ def encode_stream(stream: Stream) -> EncodedStream:
         stream.fork,
         stream.forks,
         stream.soft_deleted,
+        stream.earliest,
+        stream.snapshot,
     )
     return EncodedStream(
         stream.incarnation.to_bytes(8, "big"),
         encode_key(stream.key),
         _ENCODER.encode(row),
         stream.expiry.deadline_ms(0) is not None,
+        stream.snapshot.blob.encode() if stream.snapshot is not None else None,
     )
 
 
@@ -145,6 +153,8 @@ def decode_stream(key: StreamKey, data: bytes | memoryview) -> Stream:
     stream.seq = row.seq
     stream.producers = row.producers or NO_PRODUCERS
     stream.forks = row.forks
+    stream.earliest = row.earliest
+    stream.snapshot = row.snapshot
     stream.soft_deleted = stream.deleted = row.soft_deleted
     return stream
 
@@ -163,6 +173,7 @@ class Catalog:
         self._streams = self._environment.open_db(b"streams")
         self._incarnations = self._environment.open_db(b"incarnations")
         self._expiring = self._environment.open_db(b"expiring")
+        self._blobs = self._environment.open_db(b"blobs")
         self._singletons = self._environment.open_db(b"singletons")
         with self._environment.begin(db=self._meta) as transaction:
             found = int(transaction.get(b"format", str(FORMAT).encode()))
@@ -220,6 +231,10 @@ class Catalog:
                     if deadline_ms is not None:
                         yield int.from_bytes(incarnation, "big"), deadline_ms
 
+    def refers_to_blob(self, name: str) -> bool:
+        with self._environment.begin(db=self._blobs) as transaction:
+            return transaction.get(name.encode()) is not None
+
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def write(self, checkpoint: Checkpoint) -> None:
@@ -229,7 +244,11 @@ class Catalog:
                 transaction.delete(name, db=self._streams)
                 transaction.delete(incarnation, db=self._incarnations)
                 transaction.delete(incarnation, db=self._expiring)
+            for blob in checkpoint.freed_blobs:
+                transaction.delete(blob, db=self._blobs)
             for stream in checkpoint.streams:
+                if stream.blob is not None:
+                    transaction.put(stream.blob, b"", db=self._blobs)
                 transaction.put(stream.name, stream.row, db=self._streams)
                 transaction.put(stream.incarnation, stream.name, db=self._incarnations)
                 if stream.expires:

@@ -55,10 +55,20 @@ class HotTail:
     def append_at(self, offset: int) -> list[bytes]:
         """The messages, from this boundary on, that one append wrote: their positions are consecutive."""
         first = bisect_right(self.ends, offset)
-        stop = first
-        while stop < len(self.ends) and self.positions[stop] == self.positions[first] + (stop - first):
+        if first == len(self.ends):
+            return []
+        written = self.written_by(self.positions[first] - 1)
+        return self.messages[written.start : written.stop]
+
+    def written_by(self, position: int) -> range:
+        """The indexes of the messages that the record at this position wrote."""
+        first = stop = bisect_right(self.positions, position)
+        while stop < len(self.positions) and self.positions[stop] == position + 1 + (stop - first):
             stop += 1
-        return self.messages[first:stop]
+        return range(first, stop)
+
+    def message_start(self, index: int) -> int:
+        return self.ends[index - 1] if index else self.start
 
 
 class HotTier:
@@ -83,6 +93,18 @@ class HotTier:
             tail.positions.append(position)
             tail.times.append(at_ms)
         self.bytes += offset - start + MESSAGE_OVERHEAD_BYTES * len(messages)
+
+    def trim(self, incarnation: int, offset: int) -> None:
+        """Let go of the messages that end at or before an offset."""
+        tail = self.tails.get(incarnation)
+        if tail is None or offset <= tail.start:
+            return
+        count = bisect_right(tail.ends, offset)
+        if count:
+            start = tail.ends[count - 1]
+            self.bytes -= start - tail.start + MESSAGE_OVERHEAD_BYTES * count
+            tail.start = start
+            del tail.messages[:count], tail.ends[:count], tail.positions[:count], tail.times[:count]
 
     def drop(self, incarnation: int) -> None:
         tail = self.tails.pop(incarnation, None)

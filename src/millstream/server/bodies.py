@@ -1,0 +1,58 @@
+"""Bodies that are produced step by step, at the pace the client reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from millstream.server.messages import Sink
+
+logger = logging.getLogger("millstream.server")
+
+FILE_CHUNK_BYTES = 256 << 10
+
+
+class GeneratedBody:
+    """Sends what an async iterator yields; takes the next piece only when the last one has been read."""
+
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+        self._may_write = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, sink: Sink) -> None:
+        self._may_write.set()
+        self._task = asyncio.get_running_loop().create_task(self._run(sink))
+
+    async def _run(self, sink: Sink) -> None:
+        try:
+            async for piece in self._pieces:
+                if not sink.write(piece):
+                    self._may_write.clear()
+                await self._may_write.wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("a response could not be completed")
+            sink.abort()
+        else:
+            sink.finish()
+
+    def resume(self) -> None:
+        self._may_write.set()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def file_pieces(path: Path) -> AsyncIterator[bytes]:
+    """A file's content, read on a thread. It stays readable even if the file is deleted meanwhile."""
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while piece := await asyncio.to_thread(file.read, FILE_CHUNK_BYTES):
+            yield piece
+    finally:
+        file.close()

@@ -1,0 +1,202 @@
+"""The feed over HTTP: a whole bucket on one connection, as NDJSON, SSE or Arrow.
+
+A token says where a reader is: `{shard}.{position}` for each shard. Every answer carries the next one in
+`Stream-Feed-Token`; over SSE it is the event id, so that an EventSource resumes by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import InvalidRequest
+from millstream.protocol.content_types import is_json, is_text
+from millstream.protocol.offsets import format_offset
+from millstream.protocol.sse import encode_event
+from millstream.server.live import Follower, LiveReaders, LongPoll
+from millstream.server.messages import Request, Response, parse_query
+from millstream.shard.feed import FeedItem, FeedPage
+from millstream.shard.shard import Shard, bucket_topic
+
+ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
+NDJSON_TYPE: Final = "application/x-ndjson"
+SHARD: Final = 0
+
+_TOKEN: Final = re.compile(r"0\.([0-9]{1,18})")
+
+
+class FeedApi:
+    def __init__(self, shard: Shard, readers: LiveReaders) -> None:
+        self._shard = shard
+        self._readers = readers
+
+    def read(self, request: Request, bucket: str) -> None:
+        query = parse_query(request.query)
+        live = query.get("live")
+        if live not in (None, "long-poll", "sse"):
+            raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
+        prefix = query.get("prefix", "")
+        bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
+        self._shard.machine.bucket(bucket)
+        after = self._after(query.get("after") or request.header(b"last-event-id"))
+        if live == "sse":
+            self._shard.feed.read(
+                bucket, after, prefix, 1
+            )  # a token that is too old is refused before the stream starts
+            follower = FeedFollower(self._readers, self._shard, bucket, after, prefix)
+            fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+            request.reply(Response(200, fields, follower))
+            return
+
+        def answer() -> None:
+            request.reply(self._page(request, bucket, self._shard.feed.read(bucket, after, prefix, bytes_max)))
+
+        def is_ready() -> bool:
+            return bool(self._shard.feed.read(bucket, after, prefix, 1).items)
+
+        page = self._shard.feed.read(bucket, after, prefix, 1)
+        if live == "long-poll" and page.up_to_date and not page.items:
+            request.on_disconnect = LongPoll(self._readers, bucket_topic(bucket), is_ready, answer).cancel
+        else:
+            answer()
+
+    def _after(self, token: str | None) -> int:
+        if token is None or token == "":
+            return self._shard.journals.start - 1
+        if token == "now":
+            return self._shard.feed.latest
+        match = _TOKEN.fullmatch(token)
+        if match is None:
+            raise InvalidRequest(
+                f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
+            )
+        return int(match[1])
+
+    def _page(self, request: Request, bucket: str, page: FeedPage) -> Response:
+        fields = (
+            b"stream-feed-token: %b\r\ncache-control: no-store\r\nvary: accept\r\n" % _token(page.position).encode()
+        )
+        if page.up_to_date:
+            fields += b"stream-up-to-date: true\r\n"
+        if ARROW_TYPE in (request.header(b"accept") or ""):
+            return Response(200, b"content-type: %b\r\n" % ARROW_TYPE.encode() + fields, _arrow(bucket, page.items))
+        lines = [msgspec.json.encode(_as_json(bucket, item)) + b"\n" for item in page.items]
+        return Response(200, b"content-type: %b\r\n" % NDJSON_TYPE.encode() + fields, b"".join(lines))
+
+
+class FeedFollower(Follower):
+    """The feed as server-sent events."""
+
+    def __init__(self, readers: LiveReaders, shard: Shard, bucket: str, after: int, prefix: str) -> None:
+        super().__init__(readers, bucket_topic(bucket))
+        self._shard = shard
+        self._bucket = bucket
+        self._after = after
+        self._prefix = prefix
+
+    def _greet(self) -> None:
+        if self._shard.feed.latest <= self._after:
+            self._write(self._control(up_to_date=True))
+
+    def _advance(self) -> bool:
+        page = self._shard.feed.read(self._bucket, self._after, self._prefix, self._readers.limits.chunk_bytes_max)
+        if page.position == self._after:
+            return False
+        self._after = page.position
+        if page.items or not page.up_to_date:
+            events = [self._event(item) for item in page.items]
+            self._write(b"".join(events) + self._control(up_to_date=page.up_to_date))
+        return not page.up_to_date
+
+    def _event(self, item: FeedItem) -> bytes:
+        data = msgspec.json.encode(_as_json(self._bucket, item))
+        return b"id: %b\n" % _token(item.position).encode() + encode_event(item.event.encode(), data)
+
+    def _control(self, *, up_to_date: bool) -> bytes:
+        control: dict[str, object] = {"token": _token(self._after)}
+        if up_to_date:
+            control["upToDate"] = True
+        return b"id: %b\n" % _token(self._after).encode() + encode_event(b"control", msgspec.json.encode(control))
+
+
+def parse_bytes_max(query: dict[str, str], limit: int) -> int:
+    """How much a reader wants at most: `max_bytes`, or `limit` as its other name."""
+    value = query.get("max_bytes", query.get("limit"))
+    if value is None:
+        return limit
+    if not value.isascii() or not value.isdigit() or len(value) > 15 or int(value) == 0:
+        raise InvalidRequest(f"{value[:20]!r} is not a number of bytes", code="invalid_limit", hint="1 or more")
+    return min(int(value), limit)
+
+
+def _token(position: int) -> str:
+    return f"{SHARD}.{position}"
+
+
+def _as_json(bucket: str, item: FeedItem) -> dict[str, object]:
+    described: dict[str, object] = {
+        "event": item.event,
+        "bucket": bucket,
+        "stream": item.stream,
+        "offset": format_offset(item.offset),
+        "next_offset": format_offset(item.next_offset),
+        "position": item.position,
+        "appended_at_ms": item.at_ms,
+        "content_type": item.content_type,
+    }
+    if item.payload is not None:
+        described["encoding"], described["payload"] = _payload(item.content_type, item.payload)
+    return described
+
+
+def _payload(content_type: str, payload: bytes) -> tuple[str, object]:
+    if is_json(content_type):
+        return "json", msgspec.Raw(payload)
+    if is_text(content_type):
+        try:
+            return "text", payload.decode("utf-8")
+        except UnicodeDecodeError:
+            pass
+    return "base64", b64encode(payload).decode()
+
+
+def _arrow(bucket: str, items: list[FeedItem]) -> bytes:
+    """The page as an Arrow IPC stream, with the columns of a cold segment and the event beside them."""
+    import pyarrow as arrow  # large: loaded by those who ask for Arrow
+
+    schema = arrow.schema(
+        [
+            ("bucket", arrow.string()),
+            ("stream", arrow.string()),
+            ("offset_start", arrow.int64()),
+            ("offset_end", arrow.int64()),
+            ("shard", arrow.int32()),
+            ("position", arrow.int64()),
+            ("appended_at", arrow.timestamp("ms", tz="UTC")),
+            ("content_type", arrow.string()),
+            ("payload", arrow.binary()),
+            ("event", arrow.string()),
+        ]
+    )
+    columns: list[list[Any]] = [
+        [bucket] * len(items),
+        [item.stream for item in items],
+        [item.offset for item in items],
+        [item.next_offset for item in items],
+        [SHARD] * len(items),
+        [item.position for item in items],
+        [item.at_ms for item in items],
+        [item.content_type for item in items],
+        [item.payload for item in items],
+        [item.event for item in items],
+    ]
+    batch = arrow.record_batch(
+        [arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())

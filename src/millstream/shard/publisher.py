@@ -1,0 +1,79 @@
+"""Publishing: where the messages of a durable record become visible, at run time and in recovery alike."""
+
+from __future__ import annotations
+
+from millstream.streams.machine import StateMachine
+from millstream.streams.records import AnyRecord, Appended, SnapshotPublished, StreamCreated, StreamDeleted
+from millstream.streams.state import Stream
+from millstream.tiers.hot import HotTier
+from millstream.tiers.journal import Journals, Note
+
+
+class Publisher:
+    def __init__(self, machine: StateMachine, hot: HotTier, journals: Journals) -> None:
+        self._machine = machine
+        self._hot = hot
+        self._journals = journals
+
+    def publish(self, record: AnyRecord, position: int) -> None:
+        """Show what a record says to readers, if its stream is still there, and free what it let go."""
+        if isinstance(record, Appended):
+            stream = self._machine.by_incarnation(record.stream)
+            if stream is not None:
+                self.appended(record, position, stream)
+        elif isinstance(record, StreamCreated):
+            stream = self._machine.by_incarnation(position)
+            if stream is not None:
+                self._created(record, position, stream)
+        elif isinstance(record, StreamDeleted):
+            event = "expired" if record.expired else "deleted"
+            note = Note(event, record.key.stream, record.at_ms, 0, "")
+            self._journals.of(record.key.bucket).add(position, record.stream, note)
+        elif isinstance(record, SnapshotPublished):
+            stream = self._machine.by_incarnation(record.stream)
+            if stream is not None:
+                self._snapshot(record, position, stream)
+        if self._machine.purged:
+            self._free_purged()
+
+    def appended(self, record: Appended, position: int, stream: Stream) -> None:
+        messages = record.messages
+        if messages:
+            self._hot.publish(record.stream, record.offset, position, record.at_ms, messages)
+        journal = self._journals.of(stream.key.bucket)
+        if record.close:
+            tail = record.offset + sum(map(len, messages))
+            note = Note("closed", stream.key.stream, record.at_ms, tail, stream.content_type)
+            journal.add(position, record.stream, note)
+        else:
+            journal.add(position, record.stream)
+
+    def _created(self, record: StreamCreated, position: int, stream: Stream) -> None:
+        offset = record.fork.offset if record.fork is not None else 0
+        if record.messages:
+            self._hot.publish(position, offset, position, record.at_ms, record.messages)
+        notes = [Note("created", record.stream, record.at_ms, offset, record.content_type)]
+        if record.closed:
+            tail = offset + sum(map(len, record.messages))
+            notes.append(Note("closed", record.stream, record.at_ms, tail, record.content_type))
+        self._journals.of(record.bucket).add(position, position, *notes)
+
+    def _snapshot(self, record: SnapshotPublished, position: int, stream: Stream) -> None:
+        snapshot = record.snapshot
+        note = Note("snapshot", stream.key.stream, record.at_ms, snapshot.offset, snapshot.content_type)
+        self._journals.of(stream.key.bucket).add(position, record.stream, note)
+        self.trim(stream)
+
+    def trim(self, stream: Stream) -> None:
+        """Free the messages nobody may read any more. Forks may: they see what their source had."""
+        if stream.earliest and not stream.forks:
+            self._hot.trim(stream.incarnation, stream.earliest)
+
+    def _free_purged(self) -> None:
+        for stream in self._machine.purged:
+            self._hot.drop(stream.incarnation)
+            if stream.fork is not None:
+                source = self._machine.by_incarnation(stream.fork.source)
+                if source is not None:
+                    self.trim(source)
+        self._machine.purged.clear()
