@@ -70,6 +70,22 @@ def _url(value: object) -> str | None:
     return str(value)
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _backend(value: object) -> str:
+    if value not in BACKENDS:
+        raise ValueError
+    return str(value)
+
+
+BACKENDS: Final = ("fs", "s3", "gcs", "azure", "memory")
+
+TEXT: Final = Kind(_text, "text")
+BACKEND: Final = Kind(_backend, f"one of {', '.join(BACKENDS)}")
 SIZE: Final = Kind(_size, "a size such as 8MiB")
 DURATION: Final = Kind(_duration, "a duration such as 500ms or 30s")
 COUNT: Final = Kind(_count, "a whole number")
@@ -99,7 +115,6 @@ class LogSection:
     """The durable log."""
 
     segment_bytes: int = setting("64MiB", SIZE, "Size at which a new log file is begun.")
-    checkpoint_interval: float = setting("10s", DURATION, "How often the catalog is brought up to date.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,31 @@ class HotSection:
     """Messages in memory."""
 
     bytes_max: int = setting("1GiB", SIZE, "Memory for messages; when it is used up, writes get 503.")
+    keep_bytes: int = setting("128MiB", SIZE, "Messages kept in memory for readers although they are in the cold tier.")
+    resident_streams_max: int = setting("100000", COUNT, "Streams whose state is kept in memory.")
+
+
+@dataclass(frozen=True, slots=True)
+class ColdSection:
+    """The cold tier: history as Parquet on an object store."""
+
+    backend: str = setting("fs", BACKEND, "Where history is kept.")
+    path: Path = setting(".", PATH, "Folder for fs (by default cold/ in the data directory), else a prefix.")
+    flush_interval: float = setting("10s", DURATION, "How old messages get before they are moved to the cold tier.")
+    flush_bytes: int = setting("64MiB", SIZE, "How many bytes of messages gather before they are moved.")
+    cache_bytes: int = setting("128MiB", SIZE, "Memory for row groups and footers that were read.")
+    reclaim_grace: float = setting("1h", DURATION, "How long a segment that nothing refers to stays.")
+    s3_bucket: str = setting("", TEXT, "S3 bucket.")
+    s3_region: str = setting("", TEXT, "S3 region.")
+    s3_endpoint: str = setting("", TEXT, "URL of an S3-compatible store.")
+    s3_access_key_id: str = setting("", TEXT, "Credentials, if not from the environment; write $NAME.")
+    s3_secret_access_key: str = setting("", TEXT, "The same.")
+    s3_session_token: str = setting("", TEXT, "The same.")
+    gcs_bucket: str = setting("", TEXT, "Google Cloud Storage bucket.")
+    gcs_service_account: str = setting("", TEXT, "Path of a service account file.")
+    azure_container: str = setting("", TEXT, "Azure Blob Storage container.")
+    azure_account_name: str = setting("", TEXT, "Azure storage account.")
+    azure_account_key: str = setting("", TEXT, "Its key; write $NAME.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +184,7 @@ class Config:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
     hot: HotSection = field(default_factory=HotSection)
+    cold: ColdSection = field(default_factory=ColdSection)
     http: HttpSection = field(default_factory=HttpSection)
     read: ReadSection = field(default_factory=ReadSection)
 
@@ -152,6 +193,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "server": ServerSection,
     "log": LogSection,
     "hot": HotSection,
+    "cold": ColdSection,
     "http": HttpSection,
     "read": ReadSection,
 }

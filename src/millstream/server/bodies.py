@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from millstream.server.messages import Sink
 
 logger = logging.getLogger("millstream.server")
-
-FILE_CHUNK_BYTES = 256 << 10
 
 
 class GeneratedBody:
@@ -46,13 +43,3 @@ class GeneratedBody:
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-
-
-async def file_pieces(path: Path) -> AsyncIterator[bytes]:
-    """A file's content, read on a thread. It stays readable even if the file is deleted meanwhile."""
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
-        while piece := await asyncio.to_thread(file.read, FILE_CHUNK_BYTES):
-            yield piece
-    finally:
-        file.close()

@@ -6,16 +6,19 @@ A token says where a reader is: `{shard}.{position}` for each shard. Every answe
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from base64 import b64encode
 from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import InvalidRequest
+from millstream.errors import InvalidRequest, MillstreamError, OffsetTrimmed
 from millstream.protocol.content_types import is_json, is_text
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import encode_event
+from millstream.server.later import reply_later
 from millstream.server.live import Follower, LiveReaders, LongPoll
 from millstream.server.messages import Request, Response, parse_query
 from millstream.shard.feed import FeedItem, FeedPage
@@ -24,6 +27,8 @@ from millstream.shard.shard import Shard, bucket_topic
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 NDJSON_TYPE: Final = "application/x-ndjson"
 SHARD: Final = 0
+
+logger = logging.getLogger("millstream.server")
 
 _TOKEN: Final = re.compile(r"0\.([0-9]{1,18})")
 
@@ -42,30 +47,31 @@ class FeedApi:
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         self._shard.machine.bucket(bucket)
         after = self._after(query.get("after") or request.header(b"last-event-id"))
+        feed = self._shard.feed
         if live == "sse":
-            self._shard.feed.read(
-                bucket, after, prefix, 1
-            )  # a token that is too old is refused before the stream starts
             follower = FeedFollower(self._readers, self._shard, bucket, after, prefix)
             fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
             request.reply(Response(200, fields, follower))
             return
 
         def answer() -> None:
-            request.reply(self._page(request, bucket, self._shard.feed.read(bucket, after, prefix, bytes_max)))
+            if feed.is_hot(after):
+                request.reply(self._page(request, bucket, feed.read(bucket, after, prefix, bytes_max)))
+            else:
+                work = feed.read_cold(bucket, after, prefix, bytes_max)
+                reply_later(request, work, lambda page: self._page(request, bucket, page))
 
         def is_ready() -> bool:
-            return bool(self._shard.feed.read(bucket, after, prefix, 1).items)
+            return not feed.is_hot(after) or bool(feed.read(bucket, after, prefix, 1).items)
 
-        page = self._shard.feed.read(bucket, after, prefix, 1)
-        if live == "long-poll" and page.up_to_date and not page.items:
+        if live == "long-poll" and not is_ready():
             request.on_disconnect = LongPoll(self._readers, bucket_topic(bucket), is_ready, answer).cancel
         else:
             answer()
 
     def _after(self, token: str | None) -> int:
         if token is None or token == "":
-            return self._shard.journals.start - 1
+            return self._shard.feed.earliest
         if token == "now":
             return self._shard.feed.latest
         match = _TOKEN.fullmatch(token)
@@ -73,7 +79,14 @@ class FeedApi:
             raise InvalidRequest(
                 f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
             )
-        return int(match[1])
+        after = int(match[1])
+        if after < self._shard.feed.earliest:
+            raise OffsetTrimmed(
+                "what happened after this token is no longer kept",
+                earliest=self._shard.feed.earliest + 1,
+                hint="start again without a token",
+            )
+        return after
 
     def _page(self, request: Request, bucket: str, page: FeedPage) -> Response:
         fields = (
@@ -96,13 +109,40 @@ class FeedFollower(Follower):
         self._bucket = bucket
         self._after = after
         self._prefix = prefix
+        self._fetching: asyncio.Task[None] | None = None
 
     def _greet(self) -> None:
         if self._shard.feed.latest <= self._after:
             self._write(self._control(up_to_date=True))
 
     def _advance(self) -> bool:
+        if not self._shard.feed.is_hot(self._after):
+            if self._fetching is None or self._fetching.done():
+                self._fetching = asyncio.get_running_loop().create_task(self._fetch())
+            return False
         page = self._shard.feed.read(self._bucket, self._after, self._prefix, self._readers.limits.chunk_bytes_max)
+        return self._send(page)
+
+    async def _fetch(self) -> None:
+        limit = self._readers.limits.chunk_bytes_max
+        try:
+            page = await self._shard.feed.read_cold(self._bucket, self._after, self._prefix, limit)
+        except MillstreamError as error:
+            logger.warning("a feed of %s ends: %s", self._bucket, error)
+            self._finish()
+            return
+        self._fetching = None
+        if self._sink is not None:
+            self._send(page)
+            self.wake()
+
+    def cancel(self) -> None:
+        super().cancel()
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    def _send(self, page: FeedPage) -> bool:
+        """Send a page; returns whether there may be more."""
         if page.position == self._after:
             return False
         self._after = page.position

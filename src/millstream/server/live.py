@@ -8,9 +8,10 @@ what a slow client costs is one bounded buffer.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
-from millstream.errors import Unavailable
+from millstream.errors import MillstreamError, Unavailable
 from millstream.protocol.cursors import JITTER_SECONDS, next_cursor
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
@@ -19,6 +20,8 @@ from millstream.server.messages import Sink
 from millstream.shard.reader import ReadResult
 from millstream.shard.shard import Shard, Topic
 from millstream.streams.state import Stream
+
+logger = logging.getLogger("millstream.server")
 
 
 class LiveReaders:
@@ -151,6 +154,7 @@ class StreamFollower(Follower):
         self._stream = stream
         self._offset = min(offset, stream.tail)
         self._cursor = readers.cursor(cursor)
+        self._fetching: asyncio.Task[None] | None = None
 
     def _greet(self) -> None:
         if self._offset == self._stream.tail and not self._stream.closed:
@@ -163,18 +167,45 @@ class StreamFollower(Follower):
         if stream.deleted:
             self._finish()
         elif self._offset < stream.tail:
-            start = self._offset
-            result = self._readers.shard.read(stream, start, self._readers.limits.chunk_bytes_max)
-            self._offset = result.next_offset
-            event = self._readers.data_event(stream, start, result)
-            self._write(event + self._control(result.next_offset, result.up_to_date, result.closed))
-            if result.closed:
-                self._finish()
+            if not self._readers.shard.is_hot(stream, self._offset):
+                self._fetch()
+                return False
+            self._send(self._readers.shard.read(stream, self._offset, self._readers.limits.chunk_bytes_max))
             return True
         elif stream.closed:
             self._write(self._control(stream.tail, up_to_date=True, closed=True))
             self._finish()
         return False
+
+    def _send(self, result: ReadResult) -> None:
+        event = self._readers.data_event(self._stream, self._offset, result)
+        self._offset = result.next_offset
+        self._write(event + self._control(result.next_offset, result.up_to_date, result.closed))
+        if result.closed:
+            self._finish()
+
+    def _fetch(self) -> None:
+        """Go on once the cold tier has delivered; until then there is nothing to send."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch_and_send())
+
+    async def _fetch_and_send(self) -> None:
+        reader, limit = self._readers.shard.reader, self._readers.limits.chunk_bytes_max
+        try:
+            result = await reader.read_cold(self._stream, self._offset, limit)
+        except MillstreamError as error:
+            logger.warning("an SSE read of %s ends: %s", self._stream.key, error)
+            self._finish()  # the client reconnects from where it was
+            return
+        self._fetching = None
+        if self._sink is not None:
+            self._send(result)
+            self.wake()
+
+    def cancel(self) -> None:
+        super().cancel()
+        if self._fetching is not None:
+            self._fetching.cancel()
 
     def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
         current = self._readers.cursor(None)

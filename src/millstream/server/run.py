@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 from millstream.clock import Clock, SystemClock
@@ -20,9 +21,12 @@ from millstream.log.file_log import FileLog
 from millstream.server.app import Application
 from millstream.server.limits import HttpLimits, ReadLimits
 from millstream.server.native import NativeServer
+from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
-from millstream.tiers.blobs import FileBlobs
+from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
+from millstream.tiers.cold import ColdTier
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
 
 logger = logging.getLogger("millstream")
 
@@ -63,14 +67,22 @@ class Node:
         self.config = config
         clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
-        log = FileLog(config.server.data_dir / "log", clock, segment_bytes=config.log.segment_bytes, disk=disk)
+        data_dir = config.server.data_dir
+        log = FileLog(data_dir / "log", clock, segment_bytes=config.log.segment_bytes, disk=disk)
+        catalog = Catalog(data_dir / "catalog")
+        objects = open_objects(object_store_settings(config))
+        cold = config.cold
         self.shard = Shard(
             log,
-            Catalog(config.server.data_dir / "catalog"),
-            FileBlobs(config.server.data_dir / "snapshots"),
+            catalog,
+            ColdTier(objects, catalog, cold.cache_bytes),
+            Blobs(objects, data_dir / "uploads"),
             clock,
             hot_bytes_max=config.hot.bytes_max,
-            checkpoint_seconds=config.log.checkpoint_interval,
+            flush_limits=FlushLimits(
+                cold.flush_interval, cold.flush_bytes, config.hot.keep_bytes, config.hot.resident_streams_max
+            ),
+            reclaim_grace_seconds=cold.reclaim_grace,
         )
         self.app: Application | None = None
 
@@ -97,6 +109,21 @@ class Node:
             await self.app.subscriptions.stop()
         await self.shard.stop()
         self._directory.release()
+
+
+def object_store_settings(config: Config) -> ObjectStoreSettings:
+    """Where the cold tier lives; a folder is the data directory's own unless another is named."""
+    cold = config.cold
+    path = cold.path
+    if cold.backend == "fs" and path == Path():
+        path = config.server.data_dir / "cold"
+    prefix = f"{cold.backend}_"
+    options = {
+        name.removeprefix(prefix): value
+        for name, value in ((one.name, getattr(cold, one.name)) for one in fields(cold))
+        if name.startswith(prefix)
+    }
+    return ObjectStoreSettings(cold.backend, path, options)
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
@@ -154,7 +181,7 @@ async def serve(config: Config, announce: Callable[[str], None], *, node: Node |
     host, port = listening.getsockname()[:2]
     announce(
         f"millstream listens on http://{f'[{host}]' if ':' in host else host}:{port}, keeps its data in"
-        f" {config.server.data_dir}, and acknowledges after fdatasync (group commit)"
+        f" {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after fdatasync (group commit)"
     )
     await stopped.wait()
     await server.stop(config.server.stop_timeout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final, cast
 
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound
@@ -10,7 +10,7 @@ from millstream.protocol.content_types import OCTET_STREAM, checked_content_type
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.multipart import boundary_from, closing, encode_parts, part_head
 from millstream.protocol.offsets import format_offset, parse_offset
-from millstream.server.bodies import GeneratedBody, file_pieces
+from millstream.server.bodies import GeneratedBody
 from millstream.server.error_map import error_response
 from millstream.server.messages import Request, Response, parse_query
 from millstream.shard.shard import Shard
@@ -64,7 +64,7 @@ class SnapshotApi:
         self._shard.touch(stream)
         snapshot = self._snapshot(stream, parse_offset(token))
         fields = b"content-type: %b\r\n" % snapshot.content_type.encode("latin-1") + self._fields(stream, snapshot)
-        body = GeneratedBody(file_pieces(self._shard.blobs.path(snapshot.blob)))
+        body = GeneratedBody(self._shard.blobs.read(snapshot.blob))
         request.reply(Response(200, fields + _NEVER_CACHED, body, length=snapshot.size))
 
     def delete(self, request: Request, key: StreamKey, token: str) -> None:
@@ -116,25 +116,38 @@ class SnapshotApi:
         )
         if stream.closed:
             fields += b"stream-closed: true\r\n"
-        # One cut: the messages are taken now, by reference; what comes later is not in this answer.
+        # One cut: the tail as it is now. What is in memory is taken now too, by reference; the rest as it is sent.
         start = snapshot.offset if snapshot is not None else stream.earliest
-        messages = self._shard.read(stream, start, stream.tail - start + 1).messages
-        pieces = self._pieces(boundary, snapshot, stream.content_type, messages)
+        pieces = self._pieces(boundary, snapshot, stream, start, stream.tail)
         request.reply(Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces)))
 
     async def _pieces(
-        self, boundary: str, snapshot: SnapshotRef | None, content_type: str, messages: list[bytes]
+        self, boundary: str, snapshot: SnapshotRef | None, stream: Stream, offset: int, tail: int
     ) -> AsyncIterator[bytes]:
+        hot: list[bytes] = []
+        if self._shard.is_hot(stream, offset):
+            hot = self._shard.read(stream, offset, tail - offset + 1).messages
+            offset = tail
         if snapshot is None:
             yield part_head(boundary, OCTET_STREAM, is_first=True)
         else:
             yield part_head(boundary, snapshot.content_type, is_first=True)
-            async for piece in file_pieces(self._shard.blobs.path(snapshot.blob)):
+            async for piece in self._shard.blobs.read(snapshot.blob):
                 yield piece
-        start = size = 0
-        for index, message in enumerate(messages):
-            size += len(message)
-            if size >= PIECE_BYTES:
-                yield encode_parts(boundary, content_type, messages[start : index + 1])
-                start, size = index + 1, 0
-        yield encode_parts(boundary, content_type, messages[start:]) + closing(boundary)
+        while offset < tail:
+            result = await self._shard.reader.read_cold(stream, offset, PIECE_BYTES, limit=tail, apart=True)
+            yield encode_parts(boundary, stream.content_type, result.messages)
+            offset = result.next_offset
+        for messages in _pieces_of(hot):
+            yield encode_parts(boundary, stream.content_type, messages)
+        yield closing(boundary)
+
+
+def _pieces_of(messages: list[bytes]) -> Iterator[list[bytes]]:
+    """Messages in runs of about a piece's size."""
+    start = size = 0
+    for index, message in enumerate(messages, 1):
+        size += len(message)
+        if size >= PIECE_BYTES or index == len(messages):
+            yield messages[start:index]
+            start, size = index, 0

@@ -21,8 +21,10 @@ from millstream.protocol.producers import ProducerClaim, parse_claim
 from millstream.protocol.sse import is_base64
 from millstream.server.error_map import error_response
 from millstream.server.feed_api import parse_bytes_max
+from millstream.server.later import reply_later
 from millstream.server.live import LiveReaders, LongPoll, StreamFollower
 from millstream.server.messages import ReplyWith, Request, Response, parse_query
+from millstream.shard.reader import ReadResult
 from millstream.shard.shard import Shard
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
 from millstream.streams.state import Stream
@@ -162,12 +164,19 @@ class StreamApi:
         elif offset is None:
             self._read_now(request, stream)
         else:
-            request.reply(self._chunk(request, stream, token or BEGINNING_TOKEN, offset, bytes_max))
+            self._chunk(request, stream, token or BEGINNING_TOKEN, offset, bytes_max)
 
     def _chunk(
         self, request: Request, stream: Stream, token: str, offset: int, bytes_max: int, live_fields: bytes = b""
-    ) -> Response:
-        result = self._shard.read(stream, offset, bytes_max)
+    ) -> None:
+        render = partial(self._render, request, stream, token, live_fields)
+        if self._shard.is_hot(stream, offset):
+            request.reply(render(self._shard.read(stream, offset, bytes_max)))
+        else:
+            reply_later(request, self._shard.reader.read_cold(stream, offset, bytes_max), render)
+
+    @staticmethod
+    def _render(request: Request, stream: Stream, token: str, live_fields: bytes, result: ReadResult) -> Response:
         next_offset = format_offset(result.next_offset)
         etag = format_etag(stream.incarnation, token, next_offset, result.closed)
         condition = request.header(b"if-none-match")
@@ -213,7 +222,7 @@ class StreamApi:
                 return
             cursor = b"stream-cursor: %b\r\n" % self._readers.cursor(echoed).encode()
             if stream.tail > start:
-                request.reply(self._chunk(request, stream, token, start, bytes_max, cursor))
+                self._chunk(request, stream, token, start, bytes_max, cursor)
                 return
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
             fields += _UP_TO_DATE + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from millstream.errors import MillstreamError, OutcomeUnknown, Unavailable
+from millstream.errors import MillstreamError, OutcomeUnknown
 from millstream.log.interface import Log, LogBatch
 from millstream.streams.records import AnyRecord, Appended, encode_batch, encode_record, span
 
@@ -176,16 +176,21 @@ class Committer:
                 if reply is not None:
                     self._answer(reply, error)
 
+    async def submit_and_wait(self, record: AnyRecord) -> MillstreamError | None:
+        """Send a record and wait until it is durable and applied, or refused."""
+        finished = asyncio.Event()
+        outcomes: list[MillstreamError | None] = []
+
+        def reply(outcome: MillstreamError | None) -> None:
+            outcomes.append(outcome)
+            finished.set()
+
+        self.submit(record, reply)
+        await finished.wait()
+        return outcomes[0]
+
     async def drain(self) -> None:
         """Wait until nothing is in flight."""
         settled = asyncio.Event()
         self.settle(lambda outcome: settled.set())
         await settled.wait()
-
-
-def hot_budget_exhausted(limit_bytes: int) -> Unavailable:
-    return Unavailable(
-        f"the memory for recent messages ({limit_bytes} bytes) is used up",
-        code="hot_budget_exhausted",
-        hint="raise hot.bytes_max, or delete streams",
-    )

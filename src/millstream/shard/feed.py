@@ -1,4 +1,4 @@
-"""The feed: everything that happens in a bucket, in commit order."""
+"""The feed: everything that happens in a bucket, in commit order, from memory and from cold."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from typing import Final, NamedTuple
 from millstream.errors import OffsetTrimmed
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
+from millstream.tiers.cache import ByteLimitedCache
+from millstream.tiers.catalog import Catalog, FlushRow
+from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Entry, Journals
+from millstream.tiers.manifests import decode_manifest
 
 # However little of a journal a prefix matches, one call looks at no more than this.
 ENTRIES_SCANNED_MAX: Final = 50_000
+ITEM_OVERHEAD_BYTES: Final = 64
+COLD_CACHE_BYTES: Final = 64 << 20
 
 
 class FeedItem(NamedTuple):
@@ -37,26 +43,40 @@ class FeedPage(NamedTuple):
 
 
 class Feed:
-    def __init__(self, machine: StateMachine, hot: HotTier, journals: Journals, committer: Committer) -> None:
+    def __init__(
+        self,
+        machine: StateMachine,
+        hot: HotTier,
+        journals: Journals,
+        committer: Committer,
+        catalog: Catalog,
+        cold: ColdTier,
+    ) -> None:
         self._machine = machine
         self._hot = hot
         self._journals = journals
         self._committer = committer
+        self._catalog = catalog
+        self._cold = cold
+        self._flushes: ByteLimitedCache[list[FeedItem]] = ByteLimitedCache(COLD_CACHE_BYTES)
 
     @property
     def latest(self) -> int:
         """The last position that is visible."""
         return self._committer.applied_position - 1
 
+    @property
+    def earliest(self) -> int:
+        """The position to start after, to see everything that is kept."""
+        first = self._catalog.flush_after(-1)
+        return (first[1].first_position if first is not None else self._journals.start) - 1
+
+    def is_hot(self, after: int) -> bool:
+        return after + 1 >= self._journals.start
+
     def read(self, bucket: str, after: int, prefix: str, bytes_max: int) -> FeedPage:
-        """What happened in the bucket after a position, about `bytes_max` of it."""
+        """What happened in the bucket after a position, about `bytes_max` of it; only where `is_hot`."""
         latest = self.latest
-        if after + 1 < self._journals.start:
-            raise OffsetTrimmed(
-                "what happened after this token is no longer kept",
-                earliest=self._journals.start,
-                hint="start again without a token",
-            )
         items: list[FeedItem] = []
         size = scanned = 0
         for entry in self._journals.of(bucket).entries(after):
@@ -69,7 +89,7 @@ class Feed:
                 if size >= bytes_max:
                     return FeedPage(items, items[-1].position, False)
                 items.append(item)
-                size += len(item.payload or b"") + 64
+                size += len(item.payload or b"") + ITEM_OVERHEAD_BYTES
         return FeedPage(items, max(after, latest), True)
 
     def _items(self, entry: Entry, prefix: str) -> Iterator[FeedItem]:
@@ -77,18 +97,24 @@ class Feed:
         name = stream.key.stream if stream is not None else entry.notes[0].stream if entry.notes else None
         if name is None or not name.startswith(prefix):
             return
-        position = entry.position
-        for note in entry.notes:
-            if note.event != "closed":
-                yield FeedItem(
-                    position, note.event, name, note.offset, note.offset, note.at_ms, note.content_type, None
-                )
+        items = [
+            FeedItem(
+                entry.position + note.after,
+                note.event,
+                name,
+                note.offset,
+                note.offset,
+                note.at_ms,
+                note.content_type,
+                None,
+            )
+            for note in entry.notes
+        ]
         tail = self._hot.tails.get(entry.incarnation)
         if tail is not None and stream is not None:
-            for index in tail.written_by(entry.position):
-                position = tail.positions[index]
-                yield FeedItem(
-                    position,
+            items += [
+                FeedItem(
+                    tail.positions[index],
                     "message",
                     name,
                     tail.message_start(index),
@@ -97,8 +123,95 @@ class Feed:
                     stream.content_type,
                     tail.messages[index],
                 )
-        for note in entry.notes:
-            if note.event == "closed":  # it comes with the last message, and shares its position
-                yield FeedItem(
-                    position, note.event, name, note.offset, note.offset, note.at_ms, note.content_type, None
+                for index in tail.written_by(entry.position)
+            ]
+        yield from sorted(items, key=_order)
+
+    # -- cold ------------------------------------------------------------------------------------------------
+
+    async def read_cold(self, bucket: str, after: int, prefix: str, bytes_max: int) -> FeedPage:
+        """The same from anywhere: one flush after the other, then memory."""
+        items: list[FeedItem] = []
+        size = 0
+        while not self.is_hot(after):
+            found = self._catalog.flush_after(after)
+            if found is None or after < self.earliest:
+                raise OffsetTrimmed(
+                    "what happened after this token is no longer kept",
+                    earliest=self.earliest,
+                    hint="start again without a token",
                 )
+            through, flush = found
+            for item in await self._flush_items(bucket, through, flush):
+                if item.position <= after or not item.stream.startswith(prefix):
+                    continue
+                if size >= bytes_max:
+                    return FeedPage(items, items[-1].position, False)
+                items.append(item)
+                size += len(item.payload or b"") + ITEM_OVERHEAD_BYTES
+            after = through - 1
+        if size >= bytes_max:
+            return FeedPage(items, after, False)
+        page = self.read(bucket, after, prefix, bytes_max - size)
+        return FeedPage(items + page.items, page.position, page.up_to_date)
+
+    async def _flush_items(self, bucket: str, through: int, flush: FlushRow) -> list[FeedItem]:
+        """What one flush holds of a bucket, in order of position."""
+        cached = self._flushes.get((bucket, through))
+        if cached is not None:
+            return cached
+        items: list[FeedItem] = []
+        for number in flush.segments:
+            segment = self._catalog.segment(number)
+            if segment is not None and segment.bucket == bucket:
+                items += await self._segment_items(number, segment.path)
+        manifest = decode_manifest(await self._cold.objects.get(flush.manifest), flush.manifest)
+        for note in manifest.notes:
+            if note.bucket == bucket:
+                items.append(
+                    FeedItem(
+                        note.position,
+                        note.event,
+                        note.stream,
+                        note.offset,
+                        note.offset,
+                        note.at_ms,
+                        note.content_type,
+                        None,
+                    )
+                )
+        items.sort(key=_order)
+        size = sum(len(item.payload or b"") + 200 for item in items)
+        self._flushes.put((bucket, through), items, size)
+        return items
+
+    async def _segment_items(self, number: int, path: str) -> list[FeedItem]:
+        """The messages of a segment whose streams still exist."""
+        items: list[FeedItem] = []
+        for extent in (await self._cold.footer(path)).extents:
+            stream = self._machine.by_incarnation(extent.incarnation)
+            if stream is None:
+                continue
+            group = await self._cold.row_group(number, extent.row_group)
+            start, stop = extent.row_start, extent.row_start + extent.rows
+            offset = extent.offset_start
+            for row, payload in zip(range(start, stop), group.messages(start, stop), strict=True):
+                items.append(
+                    FeedItem(
+                        group.positions[row],
+                        "message",
+                        extent.stream,
+                        offset,
+                        group.ends[row],
+                        group.times[row],
+                        stream.content_type,
+                        payload,
+                    )
+                )
+                offset = group.ends[row]
+        return items
+
+
+def _order(item: FeedItem) -> tuple[int, bool]:
+    """By position; a close shares that of the last message and comes after it."""
+    return item.position, item.event == "closed"

@@ -43,7 +43,7 @@ class Publisher:
         journal = self._journals.of(stream.key.bucket)
         if record.close:
             tail = record.offset + sum(map(len, messages))
-            note = Note("closed", stream.key.stream, record.at_ms, tail, stream.content_type)
+            note = Note("closed", stream.key.stream, record.at_ms, tail, stream.content_type, len(messages))
             journal.add(position, record.stream, note)
         else:
             journal.add(position, record.stream)
@@ -55,7 +55,7 @@ class Publisher:
         notes = [Note("created", record.stream, record.at_ms, offset, record.content_type)]
         if record.closed:
             tail = offset + sum(map(len, record.messages))
-            notes.append(Note("closed", record.stream, record.at_ms, tail, record.content_type))
+            notes.append(Note("closed", record.stream, record.at_ms, tail, record.content_type, len(record.messages)))
         self._journals.of(record.bucket).add(position, position, *notes)
 
     def _snapshot(self, record: SnapshotPublished, position: int, stream: Stream) -> None:

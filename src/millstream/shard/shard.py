@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,14 +19,15 @@ from millstream.clock import Clock
 from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
 from millstream.log.interface import Log
 from millstream.protocol.keys import StreamKey
-from millstream.shard.checkpointer import Checkpointer
-from millstream.shard.committer import Batch, Committer, Reply, hot_budget_exhausted
+from millstream.shard.committer import Batch, Committer, Reply
 from millstream.shard.feed import Feed
+from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listing import Listing
 from millstream.shard.names import Names
 from millstream.shard.publisher import Publisher
 from millstream.shard.reader import Reader, ReadResult
-from millstream.shard.recovery import recover, remove_orphans
+from millstream.shard.reclaimer import Reclaimer
+from millstream.shard.recovery import recover
 from millstream.streams.commands import AppendMessages, Created, CreateStream
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import (
@@ -41,8 +41,9 @@ from millstream.streams.records import (
     StreamsTouched,
 )
 from millstream.streams.state import Stream
-from millstream.tiers.blobs import FileBlobs, Upload, blob_name
+from millstream.tiers.blobs import Blobs, Upload, blob_name
 from millstream.tiers.catalog import Catalog, decode_key
+from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
 
@@ -74,40 +75,42 @@ class Shard:
         self,
         log: Log,
         catalog: Catalog,
-        blobs: FileBlobs,
+        cold: ColdTier,
+        blobs: Blobs,
         clock: Clock,
         *,
         hot_bytes_max: int,
-        checkpoint_seconds: float,
+        flush_limits: FlushLimits,
+        reclaim_grace_seconds: float,
     ) -> None:
         self.clock = clock
         self._log = log
         self._catalog = catalog
-        self._hot_bytes_max = hot_bytes_max
-        self._checkpoint_seconds = checkpoint_seconds
+        self.hot_bytes_max = hot_bytes_max
         self.machine = StateMachine(catalog)
         self.hot = HotTier()
         self.journals = Journals()
+        self.journals.start = catalog.position
+        self.cold = cold
         self.blobs = blobs
         self._publisher = Publisher(self.machine, self.hot, self.journals)
         recovered = recover(log, catalog, self.machine, self._publisher)
-        for blob in self.machine.freed_blobs:
-            blobs.delete(blob)
-        self.machine.freed_blobs.clear()
-        remove_orphans(blobs, catalog, self.machine)
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
         self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch)
-        self.reader = Reader(self.machine, self.hot)
+        self.reader = Reader(self.machine, self.hot, cold)
         self.listing = Listing(self.machine, catalog)
         self.names = Names()
-        self.feed = Feed(self.machine, self.hot, self.journals, self.committer)
+        self.feed = Feed(self.machine, self.hot, self.journals, self.committer, catalog, cold)
+        self.flusher = Flusher(
+            self.machine, self.hot, self.journals, catalog, cold, log, self.committer, clock, flush_limits
+        )
+        self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
+        self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
         self._listeners: dict[Topic, set[Listener]] = {}
         self._touched: set[int] = set()
         self._deadlines: list[tuple[int, int]] = []
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millstream-catalog")
-        self._file_executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="millstream-files")
-        self._checkpointer = Checkpointer(self.machine, catalog, self.committer, self._executor)
         self._tasks: list[asyncio.Task[None]] = []
+        self._errands: set[asyncio.Task[None]] = set()
         self.on_committed: Callable[[list[Stream]], None] = lambda streams: None
 
     async def start(self) -> None:
@@ -120,20 +123,27 @@ class Shard:
         if self.machine.secrets is None:
             self.submit(SecretsCreated(self.clock.random_bytes(32), self.clock.random_bytes(32)))
             await self.committer.drain()
-        self._tasks = [loop.create_task(self._tick_forever()), loop.create_task(self._checkpoint_forever())]
+        self._tasks = [
+            loop.create_task(self._tick_forever()),
+            loop.create_task(self.flusher.run_forever()),
+            loop.create_task(self._reclaimer.run_forever()),
+        ]
 
     async def stop(self) -> None:
-        """Finish what is in flight, write a last checkpoint and let go of the files."""
-        for task in self._tasks:
+        """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
+        for task in (*self._tasks, *self._errands):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
         if self.committer.failure is None:
             self._flush_touches()
             await self.committer.drain()
-            await self._checkpointer.checkpoint()
+            try:
+                await self.flusher.flush()
+            except MillstreamError as error:
+                logger.warning("the last flush failed, the log keeps everything: %s", error)
         self._log.close()
-        self._executor.shutdown()
-        self._file_executor.shutdown()
+        self.flusher.close()
+        self.cold.close()
         self._catalog.close()
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -151,12 +161,27 @@ class Shard:
             if record is None:
                 self.settle(stream, reply, outcome)
                 return
-            if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self._hot_bytes_max:
-                raise hot_budget_exhausted(self._hot_bytes_max)
+            if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self.hot_bytes_max:
+                raise self._backpressure()
             position = self.committer.submit(record, reply, outcome)
             self.machine.accept(stream, record, outcome.tail, position)
         except MillstreamError as error:
             self.settle(stream, reply, error)
+
+    def _backpressure(self) -> Unavailable:
+        """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
+        reason = self.backpressure_reason() or "messages arrive faster than they can be moved to the cold tier"
+        return Unavailable(
+            f"the memory for recent messages is used up: {reason}",
+            code="backpressure",
+            hint="retry later; raise hot.bytes_max if this is the normal load",
+            retry_after_seconds=2,
+        )
+
+    def backpressure_reason(self) -> str | None:
+        if self.hot.bytes + self.committer.pending_bytes < self.hot_bytes_max:
+            return None
+        return self.flusher.failure or "messages arrive faster than they can be moved to the cold tier"
 
     def settle(self, stream: Stream | None, reply: Reply, outcome: object) -> None:
         """Answer what rests on a stream's state, once that state is durable."""
@@ -172,7 +197,19 @@ class Shard:
             return
         if self.names.wait_for(("bucket", command.key.bucket), again):
             return
+        if command.fork is not None and command.fork.offset is not None:
+            source = self.machine.find(command.fork.source)
+            if source is not None and not self.reader.is_hot(source, command.fork.offset):
+                warmed = partial(self._create_warmed, command, reply)
+                self.errand(self.reader.warm(source, command.fork.offset), warmed)
+                return
         self.alone(command.key, partial(self._create, command), reply)
+
+    def _create_warmed(self, command: CreateStream, reply: Reply, error: MillstreamError | None) -> None:
+        if error is not None:
+            reply(error)
+        else:
+            self.alone(command.key, partial(self._create, command), reply)
 
     def _create(self, command: CreateStream, reply: Reply) -> None:
         now_ms = self.clock.now_ms()
@@ -180,8 +217,8 @@ class Shard:
         if existing is not None:
             reply(existing)
             return
-        if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self._hot_bytes_max:
-            raise hot_budget_exhausted(self._hot_bytes_max)
+        if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self.hot_bytes_max:
+            raise self._backpressure()
         created = records[-1]
         assert isinstance(created, StreamCreated)
         if created.snapshot is not None:
@@ -205,7 +242,7 @@ class Shard:
             except MillstreamError as refusal:
                 reply(refusal)
 
-        self.offload(partial(self.blobs.copy, created.snapshot.blob, name), finished)
+        self.errand(self.blobs.copy(created.snapshot.blob, name), finished)
 
     def _submit_created(
         self, command: CreateStream, before: Sequence[AnyRecord], reply: Reply, created: StreamCreated
@@ -263,8 +300,13 @@ class Shard:
             if isinstance(outcome, MillstreamError):
                 upload.discard()
                 if name:
-                    self.offload(partial(self.blobs.delete, name), lambda error: None)
+                    self.errand(self.blobs.delete(name))
             reply(outcome)
+
+        async def store() -> None:
+            await self.reader.warm(stream, offset)
+            self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
+            await self.blobs.commit(upload, name)
 
         def durable(error: MillstreamError | None) -> None:
             if error is not None:
@@ -281,26 +323,33 @@ class Shard:
 
         try:
             stream = self.get(key)
-            self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
         except MillstreamError as error:
             finish(error)
             return
         name = blob_name(key, offset, self.clock.random_bytes(8))
-        self.offload(partial(self.blobs.commit, upload, name), durable)
+        self.errand(store(), durable)
 
-    def offload(self, work: Callable[[], None], done: Callable[[MillstreamError | None], None]) -> None:
-        """Do file work on a thread; `done` runs on the loop with the error, if there was one."""
+    def errand(
+        self, work: Coroutine[Any, Any, None], done: Callable[[MillstreamError | None], None] | None = None
+    ) -> None:
+        """Do something that waits for the object store; `done` gets the error, if there was one."""
 
-        def run() -> MillstreamError | None:
+        async def run() -> None:
+            failure: MillstreamError | None = None
             try:
-                work()
+                await work
+            except MillstreamError as error:
+                failure = error
             except OSError as error:
-                return Unavailable(f"a file could not be written: {error.strerror}", code="disk_error")
-            return None
+                failure = Unavailable(f"a file could not be written: {error.strerror}", code="disk_error")
+            if done is not None:
+                done(failure)
+            elif failure is not None:
+                logger.warning("the object store could not be tidied up: %s", failure)
 
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._file_executor, run)
-        future.add_done_callback(lambda finished: done(finished.result()))
+        task = asyncio.get_running_loop().create_task(run())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     def submit(self, record: AnyRecord, reply: Reply | None = None, outcome: object = None) -> int:
         return self.committer.submit(record, reply, outcome)
@@ -347,7 +396,7 @@ class Shard:
                 changed[stream.incarnation] = stream
         if self.machine.freed_blobs:
             for blob in self.machine.freed_blobs:
-                self.offload(partial(self.blobs.delete, blob), lambda error: None)
+                self.errand(self.blobs.delete(blob))
             self.machine.freed_blobs.clear()
         if changed:
             self._wake(changed)
@@ -373,7 +422,11 @@ class Shard:
                 hint="read /bootstrap for the snapshot and what follows it",
             )
 
+    def is_hot(self, stream: Stream, offset: int) -> bool:
+        return self.reader.is_hot(stream, offset)
+
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
+        """What is in memory beyond an offset; only where `is_hot`."""
         return self.reader.read(stream, offset, bytes_max)
 
     def touch(self, stream: Stream) -> None:
@@ -470,12 +523,3 @@ class Shard:
         else:
             self._watch_deadline(stream)
             reply(None)
-
-    async def _checkpoint_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._checkpoint_seconds)
-            try:
-                await self._checkpointer.checkpoint()
-            except Exception:
-                # The log still holds everything; a later checkpoint may succeed (a disk that was full, say).
-                logger.exception("checkpoint failed; the next one is tried in %s s", self._checkpoint_seconds)

@@ -37,6 +37,7 @@ from millstream.streams.records import (
     BucketDeleted,
     ForkPoint,
     SecretsCreated,
+    SegmentSealed,
     SnapshotPublished,
     StreamCreated,
     StreamDeleted,
@@ -81,6 +82,9 @@ class StateMachine:
         self.purged: list[Stream] = []
         self.freed_blobs: list[str] = []
         self.unlisted_blobs: list[str] = []  # the same, for the next checkpoint
+        # Before this position everything is cold; `sealed` are the segments the catalog does not list yet.
+        self.flushed = 1
+        self.sealed: list[SegmentSealed] = []
         # Streams in a checkpoint that is not yet written: the catalog still shows them as they were, or not at all.
         self.frozen: dict[int, Stream] = {}
         self._effects: dict[type[AnyRecord], Callable[..., Stream | None]] = {
@@ -95,6 +99,7 @@ class StateMachine:
             SubscriptionDeleted: self._subscription_deleted,
             SubscriptionChanged: self._subscription_changed,
             SnapshotPublished: self._snapshot_published,
+            SegmentSealed: self._segment_sealed,
         }
 
     # -- looking things up ---------------------------------------------------------------------------------
@@ -138,6 +143,19 @@ class StateMachine:
         if bucket is None:
             raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
         return bucket
+
+    def evict(self, stream: Stream) -> bool:
+        """Forget a stream that the catalog has as it is; it is loaded again when it is asked for."""
+        incarnation = stream.incarnation
+        if stream.ahead is not None or incarnation in self.dirty or incarnation in self.frozen:
+            return False
+        del self._by_incarnation[incarnation]
+        if self._by_key.get(stream.key) is stream:
+            del self._by_key[stream.key]
+        return True
+
+    def resident_count(self) -> int:
+        return len(self._by_incarnation)
 
     def _admit(self, stream: Stream | None) -> Stream | None:
         """Keep a stream in memory; one that was purged since the catalog last heard of it stays out."""
@@ -525,6 +543,10 @@ class StateMachine:
 
     def _bucket_deleted(self, record: BucketDeleted, position: int) -> None:
         self.buckets.pop(record.bucket, None)
+
+    def _segment_sealed(self, record: SegmentSealed, position: int) -> None:
+        self.flushed = record.through
+        self.sealed.append(record)
 
     def _secrets_created(self, record: SecretsCreated, position: int) -> None:
         self.secrets = record

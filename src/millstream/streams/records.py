@@ -171,6 +171,30 @@ class SnapshotPublished(Record, frozen=True, tag=11):
     trims: bool = True
 
 
+class SegmentRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A cold segment: where it lies and what is in it."""
+
+    path: str
+    bucket: str
+    size: int
+    checksum: int
+    rows: int
+    payload_bytes: int
+    first_position: int
+    last_position: int
+    first_at_ms: int
+    last_at_ms: int
+
+
+class SegmentSealed(Record, frozen=True, tag=12):
+    """The cold tier now covers everything before position `through`; these segments are new in it."""
+
+    through: int
+    at_ms: int
+    manifest: str
+    segments: list[SegmentRef]
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -183,6 +207,7 @@ AnyRecord = (
     | SubscriptionDeleted
     | SubscriptionChanged
     | SnapshotPublished
+    | SegmentSealed
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

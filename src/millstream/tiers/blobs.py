@@ -1,8 +1,8 @@
 """Blobs: large immutable objects that do not belong into the log, such as snapshots.
 
-A blob is written to a temporary file while it arrives, made durable, and only then given its name, which is never
-reused: `{stream}-{offset}-{random}`. A name in the log therefore always has its blob. The reverse does not
-hold after a crash; `names` lets the owner find and remove what nothing refers to.
+A blob is spooled to a local file while it arrives and put into the object store whole; only then does a record
+name it. Names are never reused. A name in the log therefore always has its blob. The reverse does not hold after a
+crash; `names` lets the owner find and remove what nothing refers to.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 from millstream.protocol.keys import StreamKey
+from millstream.tiers.objects import Objects
 
-_TEMPORARY: Final = ".part"
+_ROOT: Final = "snapshots/"
 
 
 class Upload:
@@ -34,57 +36,42 @@ class Upload:
         self.size += len(chunk)
         self.checksum = zlib.crc32(chunk, self.checksum)
 
-    def sync(self) -> None:
-        os.fsync(self._descriptor)
-        os.close(self._descriptor)
-        self._descriptor = -1
-
     def discard(self) -> None:
-        """Give up an upload that did not become a blob; harmless for one that did."""
+        """Let go of the spooled file; harmless if that has happened."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
         self.path.unlink(missing_ok=True)
 
 
-class FileBlobs:
-    """Blobs as files in one directory. All methods but `begin` and `path` may block on the disk."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob(f"*{_TEMPORARY}"):
+class Blobs:
+    def __init__(self, objects: Objects, spool: Path) -> None:
+        self._objects = objects
+        self._spool = spool
+        spool.mkdir(parents=True, exist_ok=True)
+        for leftover in spool.iterdir():
             leftover.unlink()
 
     def begin(self, random: bytes) -> Upload:
-        return Upload(self._directory / f"{random.hex()}{_TEMPORARY}")
+        return Upload(self._spool / random.hex())
 
-    def commit(self, upload: Upload, name: str) -> None:
+    async def commit(self, upload: Upload, name: str) -> None:
         """Make an upload durable under its name."""
-        upload.sync()
-        upload.path.rename(self.path(name))
-        self._sync_directory()
+        await self._objects.put(_ROOT + name, upload.path)
+        upload.discard()
 
-    def copy(self, name: str, copy: str) -> None:
+    async def copy(self, name: str, copy: str) -> None:
         """Give a blob a second name, with a life of its own."""
-        os.link(self.path(name), self.path(copy))
-        self._sync_directory()
+        await self._objects.copy(_ROOT + name, _ROOT + copy)
 
-    def delete(self, name: str) -> None:
-        self.path(name).unlink(missing_ok=True)
+    async def delete(self, name: str) -> None:
+        await self._objects.delete(_ROOT + name)
 
-    def names(self) -> list[str]:
-        return [path.name for path in self._directory.iterdir() if not path.name.endswith(_TEMPORARY)]
+    def read(self, name: str) -> AsyncIterator[bytes]:
+        return self._objects.stream(_ROOT + name)
 
-    def path(self, name: str) -> Path:
-        return self._directory / name
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    async def names(self) -> list[str]:
+        return [entry.path.removeprefix(_ROOT) async for entry in self._objects.list(_ROOT)]
 
 
 def blob_name(key: StreamKey, offset: int, random: bytes) -> str:

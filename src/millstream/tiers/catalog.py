@@ -2,13 +2,18 @@
 
 Streams are found by name or by incarnation and load on demand; listing is a range scan. A checkpoint replaces what
 changed since the last one together with the log position it reflects, in one transaction, so the catalog is always
-exactly the log up to `position`. Rows are msgpack arrays; fields are only added at the end, with a default.
+exactly the log up to `position`, and the cold tier covers exactly that. Rows are msgpack arrays; fields are only
+added at the end, with a default.
 
-    meta           "position" → first position not reflected; "trimmed" → first position the log must hold;
+    meta           "position" → first position not reflected, which is also the first the log must hold;
                    "format" → 1
     streams        bucket \\0 stream → StreamRow
     incarnations   u64, big-endian → bucket \\0 stream
     expiring       the same, only for streams with a deadline
+    extents        incarnation, first offset (u64s, big-endian) → ExtentRow: where cold messages lie
+    segments       number (u32, big-endian) → SegmentRow
+    dead           number of a segment nothing refers to → when that was noticed, in milliseconds
+    flushes        position a flush reached (u64, big-endian) → FlushRow
     blobs          the names of the blobs that snapshots refer to
     singletons     "buckets", "subscriptions", "secrets" → rows
 """
@@ -17,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import lmdb
 import msgspec
@@ -27,9 +32,10 @@ from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import ForkPoint, SecretsCreated, SnapshotRef, SubscriptionConfig, Wake
+from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, SnapshotRef, SubscriptionConfig, Wake
 from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
 from millstream.streams.subscriptions import Link, Subscription
+from millstream.tiers.segments import Extent
 
 FORMAT: Final = 1
 # Address space, not disk: LMDB grows the file as it fills.
@@ -73,8 +79,51 @@ class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
     next_attempt_ms: int | None
 
 
+class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Messages of one incarnation in one row group: the offset they end at, and where they are."""
+
+    offset_end: int
+    segment: int
+    row_group: int
+    row_start: int
+    rows: int
+
+
+class SegmentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    segment: SegmentRef
+    live_bytes: int
+
+
+class FlushRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    first_position: int
+    manifest: str
+    segments: list[int]
+
+
+class SealedSegment(NamedTuple):
+    """A segment and its index, on their way into the catalog."""
+
+    segment: SegmentRef
+    extents: list[Extent]
+
+
+class SealedFlush(NamedTuple):
+    through: int
+    first_position: int
+    manifest: str
+    segments: list[SealedSegment]
+
+
+class FoundExtent(NamedTuple):
+    offset_start: int
+    row: ExtentRow
+
+
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _STREAM: Final = msgspec.msgpack.Decoder(StreamRow)
+_EXTENT: Final = msgspec.msgpack.Decoder(ExtentRow)
+_SEGMENT: Final = msgspec.msgpack.Decoder(SegmentRow)
+_FLUSH: Final = msgspec.msgpack.Decoder(FlushRow)
 _BUCKETS: Final = msgspec.msgpack.Decoder(list[BucketRow])
 _SUBSCRIPTIONS: Final = msgspec.msgpack.Decoder(list[SubscriptionRow])
 _SECRETS: Final = msgspec.msgpack.Decoder(SecretsCreated)
@@ -96,6 +145,17 @@ class Checkpoint(NamedTuple):
     removed: list[tuple[bytes, bytes]]  # incarnation, name
     freed_blobs: list[bytes]
     singletons: dict[bytes, bytes]
+    trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
+    flushes: list[SealedFlush]
+    now_ms: int
+
+
+def _u32(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def _u64(number: int) -> bytes:
+    return number.to_bytes(8, "big")
 
 
 def encode_key(key: StreamKey) -> bytes:
@@ -163,7 +223,7 @@ class Catalog:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            self._environment = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=8, max_readers=64)
+            self._environment = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=16, max_readers=64)
         except lmdb.Error as error:
             raise Corrupt(
                 f"the catalog {directory} cannot be opened: {error}",
@@ -173,12 +233,15 @@ class Catalog:
         self._streams = self._environment.open_db(b"streams")
         self._incarnations = self._environment.open_db(b"incarnations")
         self._expiring = self._environment.open_db(b"expiring")
+        self._extents = self._environment.open_db(b"extents")
+        self._segments = self._environment.open_db(b"segments")
+        self._dead = self._environment.open_db(b"dead")
+        self._flushes = self._environment.open_db(b"flushes")
         self._blobs = self._environment.open_db(b"blobs")
         self._singletons = self._environment.open_db(b"singletons")
         with self._environment.begin(db=self._meta) as transaction:
             found = int(transaction.get(b"format", str(FORMAT).encode()))
             self.position = int(transaction.get(b"position", b"1"))
-            self.trimmed = int(transaction.get(b"trimmed", b"1"))
         if found != FORMAT:
             raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
 
@@ -239,11 +302,16 @@ class Catalog:
 
     def write(self, checkpoint: Checkpoint) -> None:
         with self._environment.begin(write=True) as transaction:
+            for flush in checkpoint.flushes:
+                self._add_flush(transaction, flush)
             for incarnation, name in checkpoint.removed:
                 # The name may belong to a successor by now; its row is then in this same checkpoint.
                 transaction.delete(name, db=self._streams)
                 transaction.delete(incarnation, db=self._incarnations)
                 transaction.delete(incarnation, db=self._expiring)
+                self._drop_extents(transaction, incarnation, None, checkpoint.now_ms)
+            for number, earliest in checkpoint.trimmed:
+                self._drop_extents(transaction, _u64(number), earliest, checkpoint.now_ms)
             for blob in checkpoint.freed_blobs:
                 transaction.delete(blob, db=self._blobs)
             for stream in checkpoint.streams:
@@ -258,6 +326,92 @@ class Catalog:
             transaction.put(b"format", str(FORMAT).encode(), db=self._meta)
             transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
         self.position = checkpoint.position
+
+    def _add_flush(self, transaction: Any, flush: SealedFlush) -> None:
+        with transaction.cursor(db=self._segments) as cursor:
+            number = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+        numbers = []
+        for segment, extents in flush.segments:
+            number += 1
+            numbers.append(number)
+            row = SegmentRow(segment, segment.payload_bytes)
+            transaction.put(_u32(number), _ENCODER.encode(row), db=self._segments)
+            for extent in extents:
+                where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
+                key = _u64(extent.incarnation) + _u64(extent.offset_start)
+                transaction.put(key, _ENCODER.encode(where), db=self._extents)
+        row_of_flush = FlushRow(flush.first_position, flush.manifest, numbers)
+        transaction.put(_u64(flush.through), _ENCODER.encode(row_of_flush), db=self._flushes)
+
+    def _drop_extents(self, transaction: Any, incarnation: bytes, before: int | None, now_ms: int) -> None:
+        """Forget an incarnation's cold messages, or those before an offset; note segments that die of it."""
+        freed: dict[int, int] = {}
+        with transaction.cursor(db=self._extents) as cursor:
+            found = cursor.set_range(incarnation)
+            while found and cursor.key().startswith(incarnation):
+                row = _EXTENT.decode(cursor.value())
+                if before is not None and row.offset_end > before:
+                    break
+                start = int.from_bytes(cursor.key()[8:], "big")
+                freed[row.segment] = freed.get(row.segment, 0) + row.offset_end - start
+                found = cursor.delete()
+        for number, size in freed.items():
+            data = transaction.get(_u32(number), db=self._segments)
+            if data is not None:
+                segment = _SEGMENT.decode(data)
+                left = SegmentRow(segment.segment, segment.live_bytes - size)
+                transaction.put(_u32(number), _ENCODER.encode(left), db=self._segments)
+                if left.live_bytes <= 0:
+                    transaction.put(_u32(number), str(now_ms).encode(), db=self._dead)
+
+    # -- the cold index ----------------------------------------------------------------------------------------
+
+    def extent_at(self, incarnation: int, offset: int) -> FoundExtent | None:
+        """The extent that holds the message after an offset, if it is cold."""
+        prefix = _u64(incarnation)
+        with self._environment.begin(db=self._extents) as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(prefix + _u64(offset + 1))
+            found = cursor.prev() if found else cursor.last()
+            while found and cursor.key()[:8] <= prefix:
+                key, value = cursor.item()
+                if key.startswith(prefix):
+                    row = _EXTENT.decode(value)
+                    if row.offset_end > offset:
+                        return FoundExtent(int.from_bytes(key[8:], "big"), row)
+                found = cursor.next()
+        return None
+
+    def segment(self, number: int) -> SegmentRef | None:
+        with self._environment.begin(db=self._segments) as transaction:
+            data = transaction.get(_u32(number))
+            return _SEGMENT.decode(data).segment if data is not None else None
+
+    def segments(self) -> Iterator[tuple[int, SegmentRow]]:
+        with self._environment.begin(db=self._segments) as transaction, transaction.cursor() as cursor:
+            for number, data in cursor:
+                yield int.from_bytes(number, "big"), _SEGMENT.decode(data)
+
+    def flush_after(self, position: int) -> tuple[int, FlushRow] | None:
+        """The first flush that covers positions beyond this one."""
+        with self._environment.begin(db=self._flushes) as transaction, transaction.cursor() as cursor:
+            if not cursor.set_range(_u64(position + 2)):
+                return None
+            through, data = cursor.item()
+            return int.from_bytes(through, "big"), _FLUSH.decode(data)
+
+    def flushes(self) -> Iterator[tuple[int, FlushRow]]:
+        with self._environment.begin(db=self._flushes) as transaction, transaction.cursor() as cursor:
+            for through, data in cursor:
+                yield int.from_bytes(through, "big"), _FLUSH.decode(data)
+
+    def dead_segments(self, noticed_before_ms: int) -> list[int]:
+        with self._environment.begin(db=self._dead) as transaction, transaction.cursor() as cursor:
+            return [int.from_bytes(number, "big") for number, at in cursor if int(at) <= noticed_before_ms]
+
+    def forget_segment(self, number: int) -> None:
+        with self._environment.begin(write=True) as transaction:
+            transaction.delete(_u32(number), db=self._segments)
+            transaction.delete(_u32(number), db=self._dead)
 
     def close(self) -> None:
         self._environment.close()

@@ -8,7 +8,8 @@ byte is copied only when a response is joined.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 # What a message costs beyond its payload: the bytes object, its slot, and three array entries.
@@ -24,6 +25,29 @@ class Run(NamedTuple):
     messages: list[bytes]
 
 
+def select(
+    ends: Sequence[int],
+    start: int,
+    low: int,
+    high: int,
+    offset: int,
+    limit: int,
+    bytes_max: int,
+    at_least_one: bool,
+) -> tuple[int, int]:
+    """Which of the messages `low` to `high` one read takes: the same rule in every tier, so chunks never differ.
+
+    Whole messages whose end lies beyond `offset`, as many as fit into `bytes_max` and end by `limit`; the first is
+    taken even if it is larger, when `at_least_one` is asked for. `start` is where message `low` starts.
+    """
+    first = bisect_right(ends, offset, low, high)
+    begin = ends[first - 1] if first > low else start
+    stop = bisect_right(ends, min(limit, begin + bytes_max), first, high)
+    if stop == first and at_least_one and first < high and ends[first] <= limit:
+        stop += 1
+    return first, stop
+
+
 class HotTail:
     """The messages of one incarnation that are in memory, from `start` on."""
 
@@ -32,19 +56,19 @@ class HotTail:
     def __init__(self, start: int) -> None:
         self.start = start
         self.messages: list[bytes] = []
-        self.ends = array("Q")
-        self.positions = array("Q")
-        self.times = array("Q")
+        self.ends = array("q")
+        self.positions = array("q")
+        self.times = array("q")
 
-    def read(self, offset: int, limit: int, bytes_max: int) -> Run:
-        """The whole messages whose end lies beyond `offset`, up to `limit` and about `bytes_max`; at least one."""
-        ends = self.ends
-        first = bisect_right(ends, offset)
-        start = ends[first - 1] if first else self.start
-        stop = bisect_right(ends, min(limit, start + bytes_max))
-        if stop <= first:
-            stop = first + 1 if first < len(ends) and ends[first] <= limit else first
-        return Run(start, ends[stop - 1] if stop > first else start, self.messages[first:stop])
+    def read(self, offset: int, limit: int, bytes_max: int, *, at_least_one: bool = True) -> Run:
+        """The whole messages whose end lies beyond `offset`, up to `limit` and `bytes_max`."""
+        first, stop = select(self.ends, self.start, 0, len(self.ends), offset, limit, bytes_max, at_least_one)
+        start = self.message_start(first)
+        return Run(start, self.ends[stop - 1] if stop > first else start, self.messages[first:stop])
+
+    def between(self, first_position: int, position: int) -> range:
+        """The indexes of the messages with positions from the first up to but not including the second."""
+        return range(bisect_left(self.positions, first_position), bisect_left(self.positions, position))
 
     def is_boundary(self, offset: int) -> bool:
         if offset == self.start:
@@ -77,6 +101,9 @@ class HotTier:
     def __init__(self) -> None:
         self.tails: dict[int, HotTail] = {}
         self.bytes = 0
+        # The incarnations that have messages the cold tier does not have yet, and how much that is.
+        self.unflushed: set[int] = set()
+        self.unflushed_bytes = 0
 
     def publish(self, incarnation: int, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
         """Add the messages of the record at `position`; the first one starts at `offset`."""
@@ -93,14 +120,25 @@ class HotTier:
             tail.positions.append(position)
             tail.times.append(at_ms)
         self.bytes += offset - start + MESSAGE_OVERHEAD_BYTES * len(messages)
+        self.unflushed_bytes += offset - start
+        self.unflushed.add(incarnation)
 
     def trim(self, incarnation: int, offset: int) -> None:
         """Let go of the messages that end at or before an offset."""
         tail = self.tails.get(incarnation)
-        if tail is None or offset <= tail.start:
-            return
-        count = bisect_right(tail.ends, offset)
-        if count:
+        if tail is not None and offset > tail.start:
+            self._release(incarnation, tail, bisect_right(tail.ends, offset))
+
+    def release(self, incarnation: int, position: int) -> None:
+        """Let go of the messages before a position: the cold tier has them."""
+        tail = self.tails.get(incarnation)
+        if tail is not None:
+            self._release(incarnation, tail, bisect_left(tail.positions, position))
+
+    def _release(self, incarnation: int, tail: HotTail, count: int) -> None:
+        if count == len(tail.ends):
+            self.drop(incarnation)
+        elif count:
             start = tail.ends[count - 1]
             self.bytes -= start - tail.start + MESSAGE_OVERHEAD_BYTES * count
             tail.start = start

@@ -8,19 +8,23 @@ closed, deleted, a snapshot published) is kept as a note.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """Something that happened to a stream: created, closed, deleted, expired, snapshot."""
+    """Something that happened to a stream: created, closed, deleted, expired, snapshot.
+
+    `after` counts the messages of the same record that come before it: a close follows the last message.
+    """
 
     event: str
     stream: str
     at_ms: int
     offset: int
     content_type: str
+    after: int = 0
 
 
 class Entry(NamedTuple):
@@ -33,8 +37,8 @@ class Journal:
     __slots__ = ("_incarnations", "_notes", "_positions")
 
     def __init__(self) -> None:
-        self._positions = array("Q")
-        self._incarnations = array("Q")
+        self._positions = array("q")
+        self._incarnations = array("q")
         self._notes: dict[int, tuple[Note, ...]] = {}
 
     def add(self, position: int, incarnation: int, *notes: Note) -> None:
@@ -42,6 +46,21 @@ class Journal:
         self._incarnations.append(incarnation)
         if notes:
             self._notes[position] = notes
+
+    def drop_before(self, position: int) -> None:
+        count = bisect_left(self._positions, position)
+        for dropped in self._positions[:count]:
+            self._notes.pop(dropped, None)
+        del self._positions[:count], self._incarnations[:count]
+
+    def notes_between(self, first: int, position: int) -> Iterator[tuple[int, Note]]:
+        start, stop = bisect_left(self._positions, first), bisect_left(self._positions, position)
+        for at in self._positions[start:stop]:
+            for note in self._notes.get(at, ()):
+                yield at, note
+
+    def __len__(self) -> int:
+        return len(self._positions)
 
     def entries(self, after: int) -> Iterator[Entry]:
         """The records that may hold something behind position `after`, in order."""
@@ -62,3 +81,16 @@ class Journals:
         if journal is None:
             journal = self._by_bucket[bucket] = Journal()
         return journal
+
+    def drop_before(self, position: int) -> None:
+        """Forget what the cold tier can tell."""
+        for bucket, journal in list(self._by_bucket.items()):
+            journal.drop_before(position)
+            if not len(journal):
+                del self._by_bucket[bucket]
+        self.start = max(self.start, position)
+
+    def notes_between(self, first: int, position: int) -> Iterator[tuple[str, int, Note]]:
+        for bucket, journal in self._by_bucket.items():
+            for at, note in journal.notes_between(first, position):
+                yield bucket, at, note

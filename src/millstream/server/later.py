@@ -1,0 +1,43 @@
+"""Answers that have to wait for the object store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from millstream.errors import MillstreamError
+from millstream.server.error_map import error_response, problem
+from millstream.server.messages import Request, Response
+
+logger = logging.getLogger("millstream.server")
+
+T = TypeVar("T")
+
+# The loop keeps only weak references to tasks.
+_running: set[asyncio.Task[None]] = set()
+
+
+def reply_later(request: Request, work: Coroutine[Any, Any, T], render: Callable[[T], Response]) -> None:
+    """Answer with what the work yields, or with its error; give it up if the client goes away."""
+
+    async def run() -> None:
+        try:
+            response = render(await work)
+        except MillstreamError as error:
+            response = error_response(error)
+        except Exception:
+            logger.exception("%s %r failed", request.method, request.path)
+            response = problem(500, "internal_error", "the server failed to handle this request; its log says why")
+        request.on_disconnect = None
+        request.reply(response)
+
+    task = asyncio.get_running_loop().create_task(run())
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    request.on_disconnect = lambda: _cancel(task)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

@@ -1,0 +1,449 @@
+"""Flushing: the log up to a position becomes cold, and the catalog moves to that position.
+
+A flush freezes the state at a position P without stopping anything: a stream that is about to change is encoded
+first (`StateMachine.before_change`), the others in slices between requests. Then, in this order:
+
+1. the messages before P go out as Parquet segments, and the changed rows as a manifest;
+2. a `SegmentSealed` record commits them to the log;
+3. the catalog takes rows, index and position in one transaction;
+4. the log is trimmed to P and memory is released.
+
+A crash anywhere leaves the old state or the new one: before 2 the objects are orphans, after 2 replay finds the
+record and reads the index from the segments' own footers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from millstream.clock import Clock
+from millstream.errors import MillstreamError
+from millstream.log.interface import Log
+from millstream.shard.committer import Committer
+from millstream.streams.machine import StateMachine
+from millstream.streams.records import SegmentRef, SegmentSealed
+from millstream.tiers.catalog import (
+    Catalog,
+    Checkpoint,
+    EncodedStream,
+    SealedFlush,
+    SealedSegment,
+    encode_key,
+    encode_singletons,
+    encode_stream,
+)
+from millstream.tiers.cold import ColdTier, manifest_path, segment_path
+from millstream.tiers.hot import HotTier
+from millstream.tiers.journal import Journals
+from millstream.tiers.manifests import FORMAT, Manifest, ManifestNote, ManifestStream, encode_manifest
+from millstream.tiers.segments import EncodedSegment, StreamRun, encode_segment
+
+logger = logging.getLogger("millstream.flush")
+
+SLICE_STREAMS: Final = 256
+SEGMENT_BYTES: Final = 64 << 20
+RETRY_SECONDS: Final = (1.0, 30.0)
+POLL_SECONDS: Final = 0.25
+
+
+class FlushLimits(NamedTuple):
+    interval_seconds: float
+    flush_bytes: int
+    keep_bytes: int  # flushed messages stay in memory as long as all of memory's messages take no more than this
+    resident_streams_max: int
+
+
+class _Frozen(NamedTuple):
+    """The state at a position, and what leads up to it."""
+
+    position: int
+    first_position: int
+    rows: list[EncodedStream]
+    removed: list[tuple[int, bytes]]
+    freed_blobs: list[str]
+    trimmed: list[tuple[int, int]]
+    singletons: dict[bytes, bytes]
+    runs: list[StreamRun]
+    notes: list[ManifestNote]
+    incarnations: set[int]
+    unflushed_bytes: int
+
+
+class Flusher:
+    def __init__(
+        self,
+        machine: StateMachine,
+        hot: HotTier,
+        journals: Journals,
+        catalog: Catalog,
+        cold: ColdTier,
+        log: Log,
+        committer: Committer,
+        clock: Clock,
+        limits: FlushLimits,
+    ) -> None:
+        self._machine = machine
+        self._hot = hot
+        self._journals = journals
+        self._catalog = catalog
+        self._cold = cold
+        self._log = log
+        self._committer = committer
+        self._clock = clock
+        self._limits = limits
+        self._lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
+        # Segments that are sealed but not in the catalog yet, with their indexes.
+        self._sealed: list[SealedFlush] = []
+        self.removed_segments: list[str] = []
+        # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
+        self._kept: deque[tuple[int, set[int]]] = deque()
+        self._last_flush_ms = clock.now_ms()
+        self.failure: str | None = None
+        self.flush_count = 0
+        self.can_evict: Callable[[int], bool] = lambda incarnation: True
+
+    async def index_sealed(self) -> None:
+        """Read the indexes of what was sealed before a crash and did not reach the catalog."""
+        for record in list(self._machine.sealed):
+            segments = []
+            for segment in record.segments:
+                footer = await self._cold.footer(segment.path)
+                segments.append(SealedSegment(segment, footer.extents))
+            first = segments[0].segment.first_position if segments else record.through
+            self._sealed.append(SealedFlush(record.through, first, record.manifest, segments))
+            self._machine.sealed.remove(record)
+
+    async def run_forever(self) -> None:
+        """Flush by age, by bytes and by pressure; after a failure, later and later."""
+        delay, slowest = RETRY_SECONDS
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if not self._is_due():
+                continue
+            try:
+                await self.flush()
+                delay = RETRY_SECONDS[0]
+            except MillstreamError as error:
+                self.failure = error.message
+                logger.warning("flush failed, next try in %.0f s: %s", delay, error)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, slowest)
+            except Exception as error:
+                self.failure = f"{type(error).__name__}: {error}"
+                logger.exception("flush failed, next try in %.0f s", delay)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, slowest)
+
+    def _is_due(self) -> bool:
+        if self._hot.unflushed_bytes >= self._limits.flush_bytes:
+            return True
+        age_ms = self._clock.now_ms() - self._last_flush_ms
+        return age_ms >= self._limits.interval_seconds * 1000 and self._has_changes()
+
+    def _has_changes(self) -> bool:
+        machine = self._machine
+        return bool(machine.dirty or machine.removed or self._hot.unflushed or self._sealed) or (
+            # Records that are about no stream: buckets, subscriptions.
+            self._committer.applied_position > self._catalog.position + 1
+        )
+
+    async def flush(self) -> int:
+        """Make everything applied so far cold; returns the position the catalog then reflects."""
+        async with self._lock:
+            if not self._has_changes():
+                return self._catalog.position
+            await self.index_sealed()
+            frozen = self._freeze()
+            try:
+                await self._gather(frozen)
+                flush = await self._store(frozen)
+                await self._seal(frozen, flush)
+                await self._commit(frozen)
+            except BaseException:
+                self._thaw(frozen)
+                raise
+            finally:
+                self._machine.removing = {}
+                self._machine.frozen = {}
+            self._release(frozen)
+            self._last_flush_ms = self._clock.now_ms()
+            self.failure = None
+            self.flush_count += 1
+            return frozen.position
+
+    # -- freezing ------------------------------------------------------------------------------------------
+
+    def _freeze(self) -> _Frozen:
+        """Mark the present as the state to be stored; nothing is encoded yet."""
+        machine, hot = self._machine, self._hot
+        position = self._committer.applied_position
+        first_position = max(machine.flushed, self._catalog.position)
+        rows: list[EncodedStream] = []
+        machine.frozen = dict(machine.dirty)
+        machine.freezing, machine.dirty = machine.dirty, {}
+        machine.removing, machine.removed = machine.removed, {}
+        machine.before_change = lambda stream: rows.append(encode_stream(stream))
+        freed_blobs, machine.unlisted_blobs = machine.unlisted_blobs, []
+        incarnations, hot.unflushed = hot.unflushed, set()
+        unflushed_bytes, hot.unflushed_bytes = hot.unflushed_bytes, 0
+        return _Frozen(
+            position=position,
+            first_position=first_position,
+            rows=rows,
+            removed=[(incarnation, encode_key(key)) for incarnation, key in machine.removing.items()],
+            freed_blobs=freed_blobs,
+            trimmed=[
+                (stream.incarnation, stream.earliest)
+                for stream in machine.frozen.values()
+                if stream.earliest and not stream.forks
+            ],
+            singletons=encode_singletons(machine),
+            runs=[],
+            notes=[
+                ManifestNote(
+                    bucket, at + note.after, note.event, note.stream, note.at_ms, note.offset, note.content_type
+                )
+                for bucket, at, note in self._journals.notes_between(first_position, position)
+            ],
+            incarnations=incarnations,
+            unflushed_bytes=unflushed_bytes,
+        )
+
+    async def _gather(self, frozen: _Frozen) -> None:
+        """Encode the frozen rows and collect the messages, a slice at a time between requests."""
+        freezing = self._machine.freezing
+        while freezing:
+            for _ in range(min(SLICE_STREAMS, len(freezing))):
+                frozen.rows.append(encode_stream(freezing.popitem()[1]))
+            await asyncio.sleep(0)
+        for count, incarnation in enumerate(frozen.incarnations, 1):
+            run = self._run(incarnation, frozen.first_position, frozen.position)
+            if run is not None:
+                frozen.runs.append(run)
+            if count % SLICE_STREAMS == 0:
+                await asyncio.sleep(0)
+
+    def _run(self, incarnation: int, first_position: int, position: int) -> StreamRun | None:
+        """A stream's messages between two positions; they may be gone if the stream is."""
+        tail = self._hot.tails.get(incarnation)
+        stream = self._machine.by_incarnation(incarnation)
+        if tail is None or stream is None:
+            return None
+        chosen = tail.between(first_position, position)
+        if not chosen:
+            return None
+        first, stop = chosen.start, chosen.stop
+        return StreamRun(
+            stream.key,
+            incarnation,
+            stream.content_type,
+            tail.message_start(first),
+            tail.messages[first:stop],
+            tail.ends[first:stop],
+            tail.positions[first:stop],
+            tail.times[first:stop],
+        )
+
+    def _thaw(self, frozen: _Frozen) -> None:
+        """The flush failed: all of it is still to be done."""
+        machine, hot = self._machine, self._hot
+        machine.freezing = {}
+        machine.removed = machine.removing | machine.removed
+        machine.unlisted_blobs = frozen.freed_blobs + machine.unlisted_blobs
+        machine.dirty = {i: s for i, s in machine.frozen.items() if i not in machine.removed} | machine.dirty
+        hot.unflushed |= {incarnation for incarnation in frozen.incarnations if incarnation in hot.tails}
+        hot.unflushed_bytes += frozen.unflushed_bytes
+
+    # -- storing -------------------------------------------------------------------------------------------
+
+    async def _store(self, frozen: _Frozen) -> SealedFlush:
+        segments: list[SealedSegment] = []
+        written: list[str] = []
+        loop = asyncio.get_running_loop()
+        try:
+            for bucket, runs in _segments_of(frozen.runs):
+                encoded = await loop.run_in_executor(self._thread, encode_segment, bucket, 0, runs)
+                path = segment_path(
+                    bucket, runs[0].times[0], 0, encoded.info.first_position, self._clock.random_bytes(8)
+                )
+                written.append(path)
+                await self._cold.objects.put(path, encoded.data)
+                segments.append(SealedSegment(_reference(path, encoded), encoded.extents))
+            name = manifest_path(0, frozen.position, self._clock.random_bytes(8))
+            written.append(name)
+            await self._cold.objects.put(name, encode_manifest(self._manifest(frozen, segments)))
+        except BaseException:
+            await self._discard(written)
+            raise
+        return SealedFlush(frozen.position, frozen.first_position, name, segments)
+
+    async def _discard(self, paths: list[str]) -> None:
+        for path in paths:
+            try:
+                await self._cold.objects.delete(path)
+            except MillstreamError:
+                return  # the store is down; what is left there is found and removed at the next start
+
+    def _manifest(self, frozen: _Frozen, segments: list[SealedSegment]) -> Manifest:
+        return Manifest(
+            FORMAT,
+            0,
+            self._catalog.position,
+            frozen.position,
+            self._clock.now_ms(),
+            False,
+            [segment for flush in self._sealed for segment, _ in flush.segments]
+            + [sealed.segment for sealed in segments],
+            list(self.removed_segments),
+            [
+                ManifestStream(int.from_bytes(row.incarnation, "big"), row.name, row.row, row.expires, row.blob)
+                for row in frozen.rows
+            ],
+            frozen.removed,
+            frozen.trimmed,
+            {name.decode(): row for name, row in frozen.singletons.items()},
+            frozen.notes,
+        )
+
+    async def _seal(self, frozen: _Frozen, flush: SealedFlush) -> None:
+        record = SegmentSealed(
+            frozen.position, self._clock.now_ms(), flush.manifest, [sealed.segment for sealed in flush.segments]
+        )
+        outcome = await self._committer.submit_and_wait(record)
+        if isinstance(outcome, MillstreamError):
+            await self._discard([flush.manifest, *(sealed.segment.path for sealed in flush.segments)])
+            raise outcome
+        # Applying the record has noted it as sealed without an index; here the index is at hand.
+        self._machine.sealed = [record for record in self._machine.sealed if record.through != flush.through]
+        self._sealed.append(flush)
+
+    async def _commit(self, frozen: _Frozen) -> None:
+        flushes, self._sealed = self._sealed, []
+        checkpoint = Checkpoint(
+            frozen.position,
+            frozen.rows,
+            [(incarnation.to_bytes(8, "big"), name) for incarnation, name in frozen.removed],
+            [blob.encode() for blob in frozen.freed_blobs],
+            frozen.singletons,
+            frozen.trimmed,
+            flushes,
+            self._clock.now_ms(),
+        )
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._catalog.write, checkpoint)
+        except BaseException:
+            self._sealed = flushes + self._sealed
+            raise
+        self.removed_segments.clear()
+        await loop.run_in_executor(self._thread, self._log.trim, frozen.position)
+
+    # -- letting go ------------------------------------------------------------------------------------------
+
+    def _release(self, frozen: _Frozen) -> None:
+        self._kept.append((frozen.position, frozen.incarnations))
+        while self._kept and self._hot.bytes > self._limits.keep_bytes:
+            position, incarnations = self._kept.popleft()
+            for incarnation in incarnations:
+                self._hot.release(incarnation, position)
+            self._journals.drop_before(position)
+        self._evict()
+
+    def _evict(self) -> None:
+        """Keep no more streams in memory than allowed; those without messages there go first."""
+        excess = self._machine.resident_count() - self._limits.resident_streams_max
+        if excess <= 0:
+            return
+        for stream in list(self._machine.resident()):
+            if stream.incarnation not in self._hot.tails and self.can_evict(stream.incarnation):
+                excess -= self._machine.evict(stream)
+                if excess <= 0:
+                    return
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def _segments_of(runs: list[StreamRun]) -> Iterator[tuple[str, list[StreamRun]]]:
+    """The runs by bucket and day, cut so that no segment grows beyond its limit."""
+    groups: dict[tuple[str, str], list[StreamRun]] = {}
+    for run in runs:
+        for piece in _by_day(run):
+            day = datetime.fromtimestamp(piece.times[0] / 1000, UTC).date().isoformat()
+            groups.setdefault((run.key.bucket, day), []).append(piece)
+    for (bucket, _), pieces in sorted(groups.items()):
+        pieces.sort(key=lambda run: (run.key.stream, run.incarnation, run.start))
+        chosen: list[StreamRun] = []
+        size = 0
+        for piece in pieces:
+            length = piece.ends[-1] - piece.start
+            if chosen and size + length > SEGMENT_BYTES:
+                yield bucket, chosen
+                chosen, size = [], 0
+            chosen.append(piece)
+            size += length
+        yield bucket, chosen
+
+
+def _by_day(run: StreamRun) -> Iterator[StreamRun]:
+    """A run cut at midnights; nearly always one piece."""
+    day_ms = 86_400_000
+    first = 0
+    while first < len(run.times):
+        midnight = (run.times[first] // day_ms + 1) * day_ms
+        stop = bisect_right(run.times, midnight - 1, first)
+        stop = max(stop, first + 1)
+        if first == 0 and stop == len(run.times):
+            yield run
+            return
+        yield run._replace(
+            start=run.ends[first - 1] if first else run.start,
+            messages=run.messages[first:stop],
+            ends=run.ends[first:stop],
+            positions=run.positions[first:stop],
+            times=run.times[first:stop],
+        )
+        first = stop
+
+
+def _reference(path: str, encoded: EncodedSegment) -> SegmentRef:
+    info = encoded.info
+    return SegmentRef(
+        path,
+        info.bucket,
+        len(encoded.data),
+        encoded.checksum,
+        info.rows,
+        info.payload_bytes,
+        info.first_position,
+        info.last_position,
+        info.first_at_ms,
+        info.last_at_ms,
+    )
+
+
+async def remove_orphans(
+    cold: ColdTier, catalog: Catalog, sealed: list[SegmentSealed], started_ms: int, is_blob_known: Callable[[str], bool]
+) -> int:
+    """Delete the objects that a crash left behind: those from before this start that nothing refers to."""
+    known = {row.segment.path for _, row in catalog.segments()}
+    known |= {flush.manifest for _, flush in catalog.flushes()}
+    for record in sealed:
+        known |= {record.manifest, *(segment.path for segment in record.segments)}
+    orphans = []
+    for prefix in ("segments/", "manifests/0000/", "snapshots/"):
+        async for entry in cold.objects.list(prefix):
+            is_known = entry.path in known or is_blob_known(entry.path.removeprefix("snapshots/"))
+            if not is_known and entry.modified_ms < started_ms:
+                orphans.append(entry.path)
+    for path in orphans:
+        await cold.objects.delete(path)
+    return len(orphans)

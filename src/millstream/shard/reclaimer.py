@@ -1,0 +1,85 @@
+"""Reclaiming space: what nothing refers to any more leaves the object store.
+
+Segments die when the last live message in them goes (its stream deleted, expired or trimmed); they are deleted after
+a grace period, for readers that are still at them. Segments that are partly dead are left to compaction. Objects that
+a crash left behind are removed once, soon after the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from millstream.clock import Clock
+from millstream.errors import MillstreamError
+from millstream.shard.flusher import Flusher, remove_orphans
+from millstream.streams.machine import StateMachine
+from millstream.tiers.blobs import Blobs
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.cold import ColdTier
+
+logger = logging.getLogger("millstream.reclaim")
+
+ROUND_SECONDS: Final = 5.0
+
+
+class Reclaimer:
+    def __init__(
+        self,
+        catalog: Catalog,
+        cold: ColdTier,
+        flusher: Flusher,
+        blobs: Blobs,
+        machine: StateMachine,
+        clock: Clock,
+        grace_seconds: float,
+    ) -> None:
+        self._catalog = catalog
+        self._cold = cold
+        self._flusher = flusher
+        self._blobs = blobs
+        self._machine = machine
+        self._clock = clock
+        self._grace_seconds = grace_seconds
+        self._started_ms = clock.now_ms()
+        # What was let go in the part of the log that was replayed; the crash may have come before its deletion.
+        self._freed_blobs, machine.freed_blobs = machine.freed_blobs, []
+
+    async def run_forever(self) -> None:
+        is_tidy = False
+        while True:
+            try:
+                if not is_tidy:
+                    await self._remove_leftovers()
+                    is_tidy = True
+                await self.reclaim()
+            except MillstreamError as error:
+                logger.warning("space could not be reclaimed, next try in %.0f s: %s", ROUND_SECONDS, error)
+            await asyncio.sleep(min(ROUND_SECONDS, max(self._grace_seconds, 0.1)))
+
+    async def _remove_leftovers(self) -> None:
+        for blob in self._freed_blobs:
+            await self._blobs.delete(blob)
+        unsaved = {stream.snapshot.blob for stream in self._machine.unsaved() if stream.snapshot is not None}
+        count = await remove_orphans(
+            self._cold,
+            self._catalog,
+            self._machine.sealed,
+            self._started_ms,
+            lambda name: name in unsaved or self._catalog.refers_to_blob(name),
+        )
+        if count:
+            logger.info("removed %d objects that a crash had left behind", count)
+
+    async def reclaim(self) -> int:
+        """Delete the segments that have been dead for the grace period."""
+        due_ms = self._clock.now_ms() - int(self._grace_seconds * 1000)
+        numbers = self._catalog.dead_segments(due_ms)
+        for number in numbers:
+            segment = self._catalog.segment(number)
+            if segment is not None:
+                await self._cold.objects.delete(segment.path)
+                self._flusher.removed_segments.append(segment.path)
+            await asyncio.get_running_loop().run_in_executor(None, self._catalog.forget_segment, number)
+        return len(numbers)

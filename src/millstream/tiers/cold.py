@@ -1,0 +1,165 @@
+"""The cold tier: messages in Parquet segments on an object store, found through the catalog's extents.
+
+Decoded row groups and footers are cached up to a limit; whoever needs one that is on its way waits for it with
+the others. Decoding runs on threads and releases the interpreter, so live readers do not notice.
+
+Layout under the root, for people and for engines that prune by path:
+
+    segments/bucket=<bucket>/date=<UTC day>/<shard>-<first position>-<random>.parquet
+    manifests/<shard>/<position>-<random>.msgpack
+    snapshots/<stream>-<offset>-<random>
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from millstream.errors import Corrupt
+from millstream.tiers.cache import ByteLimitedCache
+from millstream.tiers.catalog import Catalog, FoundExtent
+from millstream.tiers.hot import Run, select
+from millstream.tiers.objects import Objects
+from millstream.tiers.segments import (
+    FOOTER_GUESS_BYTES,
+    Footer,
+    RowGroup,
+    decode_footer,
+    decode_row_group,
+    footer_bytes,
+    row_group_range,
+)
+
+DECODING_THREADS: Final = 2
+FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
+
+
+def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
+    day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
+    return f"segments/bucket={quote(bucket, safe='')}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
+
+
+def manifest_path(shard: int, position: int, random: bytes) -> str:
+    return f"manifests/{shard:04d}/{position:020d}-{random.hex()}.msgpack"
+
+
+class ExtentRows(NamedTuple):
+    """An extent and the decoded row group it lies in."""
+
+    extent: FoundExtent
+    group: RowGroup
+
+    @property
+    def first(self) -> int:
+        return self.extent.row.row_start
+
+    @property
+    def stop(self) -> int:
+        return self.extent.row.row_start + self.extent.row.rows
+
+
+class ColdTier:
+    def __init__(self, objects: Objects, catalog: Catalog, cache_bytes: int) -> None:
+        self.objects = objects
+        self._catalog = catalog
+        self._groups: ByteLimitedCache[RowGroup] = ByteLimitedCache(cache_bytes)
+        self._footers: ByteLimitedCache[Footer] = ByteLimitedCache(max(cache_bytes // 4, 1 << 20))
+        self._loading: dict[Hashable, asyncio.Task[RowGroup]] = {}
+        self._threads = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="millstream-cold")
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._groups.bytes + self._footers.bytes
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    async def read(
+        self, incarnation: int, offset: int, limit: int, bytes_max: int, *, at_least_one: bool, joined: bool
+    ) -> Run:
+        """Messages beyond an offset, from one extent; `joined` gives their bytes as one piece."""
+        rows = await self.rows_at(incarnation, offset)
+        group = rows.group
+        first, stop = select(
+            group.ends, rows.extent.offset_start, rows.first, rows.stop, offset, limit, bytes_max, at_least_one
+        )
+        start = group.ends[first - 1] if first > rows.first else rows.extent.offset_start
+        if stop == first:
+            return Run(start, start, [])
+        end = group.ends[stop - 1]
+        if stop == rows.stop and end < limit:
+            self._read_ahead(incarnation, end)
+        return Run(start, end, [group.bytes_of(first, stop)] if joined else group.messages(first, stop))
+
+    async def rows_at(self, incarnation: int, offset: int) -> ExtentRows:
+        extent = self._catalog.extent_at(incarnation, offset)
+        if extent is None:
+            raise Corrupt(f"incarnation {incarnation} lacks its messages from offset {offset}")
+        return ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
+
+    def cached_rows_at(self, incarnation: int, offset: int) -> ExtentRows | None:
+        """The same, if it is in memory."""
+        extent = self._catalog.extent_at(incarnation, offset)
+        if extent is None:
+            return None
+        group = self._groups.get((self._path(extent.row.segment), extent.row.row_group))
+        return ExtentRows(extent, group) if group is not None else None
+
+    def _read_ahead(self, incarnation: int, offset: int) -> None:
+        """Whoever reads to the end of a row group will want the next one."""
+        extent = self._catalog.extent_at(incarnation, offset)
+        if extent is not None:
+            self._load(extent.row.segment, extent.row.row_group)
+
+    def _path(self, number: int) -> str:
+        segment = self._catalog.segment(number)
+        if segment is None:
+            raise Corrupt(f"the catalog refers to segment {number}, which it does not have")
+        return segment.path
+
+    async def row_group(self, number: int, group: int) -> RowGroup:
+        path = self._path(number)
+        found = self._groups.get((path, group))
+        return found if found is not None else await asyncio.shield(self._load(number, group))
+
+    def _load(self, number: int, group: int) -> asyncio.Task[RowGroup]:
+        path = self._path(number)
+        key = (path, group)
+        task = self._loading.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._fetch(path, group))
+            self._loading[key] = task
+            task.add_done_callback(lambda finished: self._loaded(key, finished))
+        return task
+
+    def _loaded(self, key: Hashable, task: asyncio.Task[RowGroup]) -> None:
+        del self._loading[key]
+        if not task.cancelled() and task.exception() is None:
+            self._groups.put(key, task.result(), task.result().size)
+
+    async def _fetch(self, path: str, group: int) -> RowGroup:
+        footer = await self.footer(path)
+        start, end = row_group_range(footer.metadata, group)
+        data = await self.objects.get_range(path, start, end)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, decode_row_group, footer.metadata, group, start, data, path)
+
+    async def footer(self, path: str) -> Footer:
+        found = self._footers.get(path)
+        if found is not None:
+            return found
+        size = (await self.objects.head(path)).size
+        tail = await self.objects.get_range(path, max(0, size - FOOTER_GUESS_BYTES), size)
+        needed = footer_bytes(tail, path)
+        if needed > len(tail):
+            tail = await self.objects.get_range(path, size - needed, size)
+        loop = asyncio.get_running_loop()
+        footer = await loop.run_in_executor(self._threads, decode_footer, tail[-needed:], path)
+        self._footers.put(path, footer, needed * FOOTER_COST)
+        return footer

@@ -1,0 +1,177 @@
+"""Object storage: one small interface over obstore, for a local folder, memory, S3, GCS and Azure.
+
+Objects are immutable and written once: `put` never replaces. Paths are relative to the configured root. Errors are
+ours: `Unavailable` while the store cannot be reached, `NotFound` for an object that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import obstore
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+
+from millstream.errors import ConfigurationError, NotFound, Unavailable
+
+STREAM_CHUNK_BYTES: Final = 256 << 10
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStoreSettings:
+    """Where the store is. `path` is the folder for `fs` and the prefix of all objects otherwise."""
+
+    backend: str
+    path: Path
+    options: dict[str, str]
+
+
+class ObjectInfo(NamedTuple):
+    path: str
+    size: int
+    modified_ms: int
+
+
+def open_objects(settings: ObjectStoreSettings) -> Objects:
+    prefix = str(settings.path).strip("/")
+    limits: Any = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=5)}
+    retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=15)}
+    options = settings.options
+    if settings.backend == "fs":
+        settings.path.mkdir(parents=True, exist_ok=True)
+        return Objects(LocalStore(settings.path), settings.path)
+    if settings.backend == "memory":
+        return Objects(MemoryStore(), None)
+    if settings.backend == "s3":
+        client: Any = {**limits, "allow_http": options.get("endpoint", "").startswith("http://")}
+        store: Any = S3Store(
+            _required(options, "bucket", "cold.s3_bucket"),
+            prefix=prefix or None,
+            config=_given(options, "region", "endpoint", "access_key_id", "secret_access_key", "session_token"),
+            client_options=client,
+            retry_config=retry,
+        )
+    elif settings.backend == "gcs":
+        store = GCSStore(
+            _required(options, "bucket", "cold.gcs_bucket"),
+            prefix=prefix or None,
+            config=_given(options, "service_account"),
+            client_options=limits,
+            retry_config=retry,
+        )
+    else:
+        store = AzureStore(
+            _required(options, "container", "cold.azure_container"),
+            prefix=prefix or None,
+            config=_given(options, "account_name", "account_key"),
+            client_options=limits,
+            retry_config=retry,
+        )
+    return Objects(store, None)
+
+
+def _given(options: dict[str, str], *names: str) -> Any:
+    return {name: options[name] for name in names if options.get(name)}
+
+
+def _required(options: dict[str, str], name: str, key: str) -> str:
+    if not options.get(name):
+        raise ConfigurationError(f"{key} is not set; the object store needs it")
+    return options[name]
+
+
+@contextmanager
+def _our_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, exceptions.NotFoundError):
+        raise NotFound(f"the object {path} is not in the store", code="object_not_found") from None
+    except exceptions.AlreadyExistsError:
+        raise Unavailable(f"the object {path} exists already", code="object_exists") from None
+    except (exceptions.BaseError, OSError) as error:
+        reason = str(error).partition("\n")[0][:300]
+        raise Unavailable(
+            f"the object store failed: {reason}", code="object_store_unavailable", retry_after_seconds=5
+        ) from None
+
+
+class Objects:
+    def __init__(self, store: Any, folder: Path | None) -> None:
+        self._store = store
+        self._folder = folder  # where the files are, if they are files
+
+    async def put(self, path: str, data: bytes | Path) -> None:
+        """Store an object that is not there yet; durable when this returns."""
+        with _our_errors(path):
+            # Only small objects can be refused if they exist; names are never reused, so large ones need not be.
+            mode: Any = "create" if isinstance(data, bytes) and len(data) < 4 << 20 else "overwrite"
+            await obstore.put_async(self._store, path, data, mode=mode)
+            if self._folder is not None:
+                _sync_file(self._folder / path, self._folder)
+
+    async def get(self, path: str) -> bytes:
+        return await self._call(path, self._get(path))
+
+    async def _get(self, path: str) -> bytes:
+        result = await obstore.get_async(self._store, path)
+        return bytes(await result.bytes_async())
+
+    async def get_range(self, path: str, start: int, end: int) -> bytes:
+        return bytes(await self._call(path, obstore.get_range_async(self._store, path, start=start, end=end)))
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        with _our_errors(path):
+            result = await obstore.get_async(self._store, path)
+            async for chunk in result.stream(min_chunk_size=STREAM_CHUNK_BYTES):
+                yield bytes(chunk)
+
+    async def head(self, path: str) -> ObjectInfo:
+        return _info(await self._call(path, obstore.head_async(self._store, path)))
+
+    async def copy(self, source: str, target: str) -> None:
+        await self._call(source, obstore.copy_async(self._store, source, target))
+        if self._folder is not None:
+            with _our_errors(target):
+                _sync_file(self._folder / target, self._folder)
+
+    async def delete(self, path: str) -> None:
+        """Remove an object; one that is gone already is as good."""
+        try:
+            await self._call(path, obstore.delete_async(self._store, path))
+        except NotFound:
+            return
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        with _our_errors(prefix):
+            async for page in obstore.list(self._store, prefix or None):
+                for entry in page:
+                    yield _info(entry)
+
+    @staticmethod
+    async def _call(path: str, call: Awaitable[T]) -> T:
+        with _our_errors(path):
+            return await call
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
+
+
+def _sync_file(path: Path, root: Path) -> None:
+    """obstore renames a finished file into place but does not wait for the disk; an acknowledgement must."""
+    for target in (path, *path.parents):
+        descriptor = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if target == root:
+            return

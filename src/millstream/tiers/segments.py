@@ -1,0 +1,337 @@
+"""Cold segments: a piece of the log, sorted by stream and offset, as one Parquet file. See docs/formats/segment.md.
+
+One row is one message. Rows are sorted by stream, incarnation and offset, row groups are about a mebibyte, and the
+footer says for each stream which rows of which row group are its own, so that a read of one stream fetches little
+else. Pages carry checksums. Any engine reads these files; nothing in them needs millstream to be understood.
+
+An `Extent` is a run of one stream's messages inside one row group: the unit the index is made of.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+
+from millstream.errors import Corrupt
+from millstream.protocol.keys import StreamKey
+
+FORMAT: Final = 1
+ROW_GROUP_BYTES: Final = 1 << 20
+ROW_GROUP_ROWS: Final = 16_384
+
+SCHEMA: Final = arrow.schema(
+    [
+        ("bucket", arrow.string()),
+        ("stream", arrow.string()),
+        ("offset_start", arrow.int64()),
+        ("offset_end", arrow.int64()),
+        ("shard", arrow.int32()),
+        ("position", arrow.int64()),
+        ("appended_at", arrow.timestamp("ms", tz="UTC")),
+        ("content_type", arrow.string()),
+        ("payload", arrow.binary()),
+        ("incarnation", arrow.int64()),
+    ]
+)
+
+_READ_COLUMNS: Final = ["payload", "offset_end", "position", "appended_at"]
+_INDEX_KEY: Final = b"millstream.index"
+_SEGMENT_KEY: Final = b"millstream.segment"
+
+
+class StreamRun(NamedTuple):
+    """Consecutive messages of one incarnation, on their way into a segment; the arrays run in parallel."""
+
+    key: StreamKey
+    incarnation: int
+    content_type: str
+    start: int
+    messages: list[bytes]
+    ends: array[int]
+    positions: array[int]
+    times: array[int]
+
+
+class Extent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    stream: str
+    incarnation: int
+    offset_start: int
+    offset_end: int
+    row_group: int
+    row_start: int
+    rows: int
+
+
+class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a segment's footer says of the whole."""
+
+    format: int
+    shard: int
+    bucket: str
+    first_position: int
+    last_position: int
+    first_at_ms: int
+    last_at_ms: int
+    rows: int
+    payload_bytes: int
+
+
+class EncodedSegment(NamedTuple):
+    data: bytes
+    checksum: int
+    info: SegmentInfo
+    extents: list[Extent]
+
+
+class _Piece(NamedTuple):
+    run: StreamRun
+    first: int
+    stop: int
+
+
+_EXTENTS: Final = msgspec.msgpack.Decoder(list[Extent])
+_INFO: Final = msgspec.msgpack.Decoder(SegmentInfo)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def encode_segment(bucket: str, shard: int, runs: Iterable[StreamRun]) -> EncodedSegment:
+    """One bucket's runs as a segment. Row groups are built one at a time, so nothing is held up for long."""
+    ordered = sorted(runs, key=lambda run: (run.key.stream, run.incarnation, run.start))
+    sink = arrow.BufferOutputStream()
+    writer = parquet.ParquetWriter(
+        sink,
+        SCHEMA,
+        compression="zstd",
+        use_dictionary=["bucket", "stream", "content_type", "shard"],
+        write_page_checksum=True,
+        write_statistics=True,
+        store_schema=True,
+    )
+    extents: list[Extent] = []
+    for group, pieces in enumerate(_row_groups(ordered)):
+        row = 0
+        for run, first, stop in pieces:
+            start = run.ends[first - 1] if first else run.start
+            extents.append(Extent(run.key.stream, run.incarnation, start, run.ends[stop - 1], group, row, stop - first))
+            row += stop - first
+        writer.write_batch(_batch(shard, pieces), row_group_size=row)
+    info = _describe(bucket, shard, ordered)
+    writer.add_key_value_metadata(
+        {_INDEX_KEY: _as_text(_ENCODER.encode(extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
+    )
+    writer.close()
+    data = sink.getvalue().to_pybytes()
+    return EncodedSegment(data, zlib.crc32(data), info, extents)
+
+
+def _row_groups(runs: Iterable[StreamRun]) -> Iterable[list[_Piece]]:
+    """Cut the runs into row groups: large streams into several, small ones together into one."""
+    group: list[_Piece] = []
+    size = rows = 0
+    for run in runs:
+        first = 0
+        while first < len(run.ends):
+            start = run.ends[first - 1] if first else run.start
+            stop = bisect_right(run.ends, start + ROW_GROUP_BYTES - size, first)
+            stop = min(max(stop, first + 1 if not group else first), first + ROW_GROUP_ROWS - rows, len(run.ends))
+            if stop > first:
+                group.append(_Piece(run, first, stop))
+                size += run.ends[stop - 1] - start
+                rows += stop - first
+                first = stop
+            if first < len(run.ends) or size >= ROW_GROUP_BYTES or rows >= ROW_GROUP_ROWS:
+                yield group
+                group, size, rows = [], 0, 0
+    if group:
+        yield group
+
+
+def _batch(shard: int, pieces: Sequence[_Piece]) -> arrow.RecordBatch:
+    rows = sum(stop - first for _, first, stop in pieces)
+    messages: list[bytes] = []
+    ends, starts, positions, times, lengths = array("q"), array("q"), array("q"), array("q"), array("q")
+    for run, first, stop in pieces:
+        messages += run.messages[first:stop]
+        ends.extend(run.ends[first:stop])
+        starts.append(run.ends[first - 1] if first else run.start)
+        starts.extend(run.ends[first : stop - 1])
+        positions.extend(run.positions[first:stop])
+        times.extend(run.times[first:stop])
+        lengths.append(stop - first)
+
+    def repeated(values: list[Any], kind: arrow.DataType) -> arrow.Array:
+        """One value per piece, repeated for each of its rows."""
+        return arrow.array([value for value, count in zip(values, lengths, strict=True) for _ in range(count)], kind)
+
+    columns = [
+        repeated([run.key.bucket for run, _, _ in pieces], arrow.string()),
+        repeated([run.key.stream for run, _, _ in pieces], arrow.string()),
+        _integers(starts, arrow.int64()),
+        _integers(ends, arrow.int64()),
+        arrow.array([shard] * rows, arrow.int32()),
+        _integers(positions, arrow.int64()),
+        _integers(times, arrow.timestamp("ms", tz="UTC")),
+        repeated([run.content_type for run, _, _ in pieces], arrow.string()),
+        _payloads(messages),
+        repeated([run.incarnation for run, _, _ in pieces], arrow.int64()),
+    ]
+    return arrow.record_batch(columns, schema=SCHEMA)
+
+
+def _integers(values: array[int], kind: arrow.DataType) -> arrow.Array:
+    return arrow.Array.from_buffers(kind, len(values), [None, arrow.py_buffer(values)])
+
+
+def _payloads(messages: list[bytes]) -> arrow.Array:
+    """A binary column over one joined buffer: a copy, but no object per value."""
+    offsets = array("i", [0])
+    total = 0
+    for message in messages:
+        total += len(message)
+        offsets.append(total)
+    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(messages))]
+    return arrow.Array.from_buffers(arrow.binary(), len(messages), buffers)
+
+
+def _describe(bucket: str, shard: int, runs: Sequence[StreamRun]) -> SegmentInfo:
+    return SegmentInfo(
+        FORMAT,
+        shard,
+        bucket,
+        min(run.positions[0] for run in runs),
+        max(run.positions[-1] for run in runs),
+        min(run.times[0] for run in runs),
+        max(run.times[-1] for run in runs),
+        sum(len(run.ends) for run in runs),
+        sum(run.ends[-1] - run.start for run in runs),
+    )
+
+
+def _as_text(data: bytes) -> bytes:
+    # Parquet key-value metadata is text; latin-1 keeps every byte, escaped as UTF-8.
+    return data.decode("latin-1").encode("utf-8")
+
+
+def _as_bytes(text: bytes) -> bytes:
+    return text.decode("utf-8").encode("latin-1")
+
+
+class Footer(NamedTuple):
+    metadata: parquet.FileMetaData
+    info: SegmentInfo
+    extents: list[Extent]
+
+
+FOOTER_GUESS_BYTES: Final = 64 << 10
+
+
+def footer_bytes(tail: bytes, path: str) -> int:
+    """How many bytes at a file's end hold its footer, by its last eight."""
+    if len(tail) < 8 or tail[-4:] != b"PAR1":
+        raise Corrupt(f"{path} is not a whole Parquet file")
+    return int.from_bytes(tail[-8:-4], "little") + 8
+
+
+def decode_footer(tail: bytes, path: str) -> Footer:
+    try:
+        metadata = parquet.read_metadata(io.BytesIO(b"PAR1" + tail))
+        values = metadata.metadata or {}
+        info = _INFO.decode(_as_bytes(values[_SEGMENT_KEY]))
+        extents = _EXTENTS.decode(_as_bytes(values[_INDEX_KEY]))
+    except (arrow.ArrowException, KeyError, msgspec.MsgspecError, UnicodeError) as error:
+        raise Corrupt(f"the footer of segment {path} cannot be read: {error}") from None
+    return Footer(metadata, info, extents)
+
+
+def row_group_range(metadata: parquet.FileMetaData, group: int) -> tuple[int, int]:
+    """Where in the file the row group's column chunks lie."""
+    row_group = metadata.row_group(group)
+    starts, ends = [], []
+    for index in range(row_group.num_columns):
+        column = row_group.column(index)
+        start = column.data_page_offset
+        if column.dictionary_page_offset is not None:
+            start = min(start, column.dictionary_page_offset)
+        starts.append(start)
+        ends.append(start + column.total_compressed_size)
+    return min(starts), max(ends)
+
+
+class RowGroup:
+    """A decoded row group: its payloads back to back, and where each ends."""
+
+    __slots__ = ("_data", "_offsets", "ends", "positions", "size", "times")
+
+    def __init__(self, table: arrow.Table) -> None:
+        payload = table.column("payload").combine_chunks()
+        if isinstance(payload, arrow.ChunkedArray):
+            payload = payload.chunk(0)
+        _, offsets, data = payload.buffers()
+        self._offsets = memoryview(offsets).cast("i")
+        self._data = memoryview(data) if data is not None else memoryview(b"")
+        self.ends: Sequence[int] = table.column("offset_end").to_pylist()
+        self.positions: Sequence[int] = table.column("position").to_pylist()
+        self.times: Sequence[int] = table.column("appended_at").cast(arrow.int64()).to_pylist()
+        self.size = len(self._data) + 200 * len(self.ends)
+
+    def bytes_of(self, first: int, stop: int) -> bytes:
+        return bytes(self._data[self._offsets[first] : self._offsets[stop]])
+
+    def messages(self, first: int, stop: int) -> list[bytes]:
+        data, offsets = self._data, self._offsets
+        return [bytes(data[offsets[row] : offsets[row + 1]]) for row in range(first, stop)]
+
+
+def decode_row_group(metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str) -> RowGroup:
+    """A row group from the bytes at `row_group_range`; page checksums are verified."""
+    try:
+        file = parquet.ParquetFile(
+            arrow.PythonFile(_Window(data, start), mode="r"),
+            metadata=metadata,
+            page_checksum_verification=True,
+            pre_buffer=False,
+        )
+        return RowGroup(file.read_row_group(group, columns=_READ_COLUMNS, use_threads=False))
+    except (arrow.ArrowException, OSError) as error:
+        raise Corrupt(f"row group {group} of segment {path} cannot be read: {error}") from None
+
+
+class _Window(io.RawIOBase):
+    """A file of which only a window is at hand."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data = data
+        self._start = start
+        self._at = start
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_END:
+            self._at = self._start + len(self._data) + offset
+        else:
+            self._at = offset if whence == io.SEEK_SET else self._at + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        first = self._at - self._start
+        if first < 0:
+            raise OSError("a read before the window")
+        piece = self._data[first : first + size if size >= 0 else None]
+        self._at += len(piece)
+        return piece
