@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from millstream import __version__
-from millstream.cli import serve
+from millstream.cli import cold, restore, serve
 from millstream.errors import MillstreamError
 
-COMMANDS = (serve,)
+COMMANDS = (serve, restore, cold)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

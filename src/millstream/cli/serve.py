@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from millstream import config as configuration
+from millstream.cli.options import add_configuration, load_configuration
 from millstream.server.run import serve
 
 
@@ -21,25 +19,12 @@ def add_parser(commands: Any) -> None:
         "serve", help="run a server", description="Run a server until SIGTERM or SIGINT."
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:4437)")
-    parser.add_argument("--data-dir", metavar="DIR", help="where data lives (default ./data)")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a TOML configuration file")
-    parser.add_argument(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override one setting; repeatable",
-    )
+    add_configuration(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    assignments = list(options.set)
-    if options.listen is not None:
-        assignments.append(f"server.listen={options.listen}")
-    if options.data_dir is not None:
-        assignments.append(f"server.data_dir={options.data_dir}")
-    config = configuration.load(options.config, os.environ, assignments)
+    config = load_configuration(options)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Requests make no cycles; collecting them often costs more than it frees.
     gc.set_threshold(50_000, 20, 50)

@@ -25,6 +25,7 @@ from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
 from millstream.server.messages import Request, Response, Upload
 from millstream.server.snapshot_api import SnapshotApi
+from millstream.server.stats_api import StatsApi
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
 from millstream.shard.shard import Shard
@@ -62,7 +63,8 @@ def route(path: bytes) -> Route:
     segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]
     head, *rest = segments
     if head in RESERVED_BUCKETS or not head:
-        return Route("health" if segments == ["healthz"] else "reserved", (head,))
+        kind = {("healthz",): "health", ("cluster", "hot-cold-stats"): "stats"}.get(tuple(segments), "reserved")
+        return Route(kind, (head,) if kind == "reserved" else ())
     match rest:
         case []:
             return Route("bucket", (parse_bucket(head),))
@@ -92,6 +94,7 @@ class Application:
         feed = FeedApi(shard, self.readers)
         self._resources: dict[str, dict[str, Handler]] = {
             "health": {"GET": self._health},
+            "stats": {"GET": StatsApi(shard).hot_and_cold},
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},

@@ -13,7 +13,7 @@ from millstream.tiers.catalog import Catalog, FlushRow
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Entry, Journals
-from millstream.tiers.manifests import decode_manifest
+from millstream.tiers.manifests import decode_notes
 
 # However little of a journal a prefix matches, one call looks at no more than this.
 ENTRIES_SCANNED_MAX: Final = 50_000
@@ -165,21 +165,13 @@ class Feed:
             segment = self._catalog.segment(number)
             if segment is not None and segment.bucket == bucket:
                 items += await self._segment_items(number, segment.path)
-        manifest = decode_manifest(await self._cold.objects.get(flush.manifest), flush.manifest)
-        for note in manifest.notes:
-            if note.bucket == bucket:
-                items.append(
-                    FeedItem(
-                        note.position,
-                        note.event,
-                        note.stream,
-                        note.offset,
-                        note.offset,
-                        note.at_ms,
-                        note.content_type,
-                        None,
+        if flush.notes:
+            for note in decode_notes(await self._cold.objects.get(flush.notes), flush.notes):
+                if note.bucket == bucket:
+                    event, offset = note.event, note.offset
+                    items.append(
+                        FeedItem(note.position, event, note.stream, offset, offset, note.at_ms, note.content_type, None)
                     )
-                )
         items.sort(key=_order)
         size = sum(len(item.payload or b"") + 200 for item in items)
         self._flushes.put((bucket, through), items, size)

@@ -39,10 +39,18 @@ from millstream.tiers.catalog import (
     encode_singletons,
     encode_stream,
 )
-from millstream.tiers.cold import ColdTier, manifest_path, segment_path
+from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_path
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
-from millstream.tiers.manifests import FORMAT, Manifest, ManifestNote, ManifestStream, encode_manifest
+from millstream.tiers.manifests import (
+    FORMAT,
+    FeedNote,
+    Manifest,
+    ManifestFlush,
+    ManifestStream,
+    encode_manifest,
+    encode_notes,
+)
 from millstream.tiers.segments import EncodedSegment, StreamRun, encode_segment
 
 logger = logging.getLogger("millstream.flush")
@@ -50,6 +58,8 @@ logger = logging.getLogger("millstream.flush")
 SLICE_STREAMS: Final = 256
 SEGMENT_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = (1.0, 30.0)
+MANIFESTS_PER_FULL: Final = 256
+FULL_PART_STREAMS: Final = 50_000
 POLL_SECONDS: Final = 0.25
 
 
@@ -71,7 +81,7 @@ class _Frozen(NamedTuple):
     trimmed: list[tuple[int, int]]
     singletons: dict[bytes, bytes]
     runs: list[StreamRun]
-    notes: list[ManifestNote]
+    notes: list[FeedNote]
     incarnations: set[int]
     unflushed_bytes: int
 
@@ -108,6 +118,7 @@ class Flusher:
         self._last_flush_ms = clock.now_ms()
         self.failure: str | None = None
         self.flush_count = 0
+        self._manifests_since_full = 0
         self.can_evict: Callable[[int], bool] = lambda incarnation: True
 
     async def index_sealed(self) -> None:
@@ -118,7 +129,7 @@ class Flusher:
                 footer = await self._cold.footer(segment.path)
                 segments.append(SealedSegment(segment, footer.extents))
             first = segments[0].segment.first_position if segments else record.through
-            self._sealed.append(SealedFlush(record.through, first, record.manifest, segments))
+            self._sealed.append(SealedFlush(record.through, first, record.notes, segments))
             self._machine.sealed.remove(record)
 
     async def run_forever(self) -> None:
@@ -164,8 +175,8 @@ class Flusher:
             frozen = self._freeze()
             try:
                 await self._gather(frozen)
-                flush = await self._store(frozen)
-                await self._seal(frozen, flush)
+                flush, manifest = await self._store(frozen)
+                await self._seal(frozen, flush, manifest)
                 await self._commit(frozen)
             except BaseException:
                 self._thaw(frozen)
@@ -177,6 +188,7 @@ class Flusher:
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
             self.flush_count += 1
+            await self._consolidate()
             return frozen.position
 
     # -- freezing ------------------------------------------------------------------------------------------
@@ -208,9 +220,7 @@ class Flusher:
             singletons=encode_singletons(machine),
             runs=[],
             notes=[
-                ManifestNote(
-                    bucket, at + note.after, note.event, note.stream, note.at_ms, note.offset, note.content_type
-                )
+                FeedNote(bucket, at + note.after, note.event, note.stream, note.at_ms, note.offset, note.content_type)
                 for bucket, at, note in self._journals.notes_between(first_position, position)
             ],
             incarnations=incarnations,
@@ -264,26 +274,34 @@ class Flusher:
 
     # -- storing -------------------------------------------------------------------------------------------
 
-    async def _store(self, frozen: _Frozen) -> SealedFlush:
+    async def _store(self, frozen: _Frozen) -> tuple[SealedFlush, str]:
+        """Put everything that is new into the object store; returns it with the name of its manifest."""
         segments: list[SealedSegment] = []
         written: list[str] = []
         loop = asyncio.get_running_loop()
+
+        async def put(path: str, data: bytes) -> str:
+            written.append(path)
+            await self._cold.objects.put(path, data)
+            return path
+
         try:
             for bucket, runs in _segments_of(frozen.runs):
                 encoded = await loop.run_in_executor(self._thread, encode_segment, bucket, 0, runs)
-                path = segment_path(
-                    bucket, runs[0].times[0], 0, encoded.info.first_position, self._clock.random_bytes(8)
-                )
-                written.append(path)
-                await self._cold.objects.put(path, encoded.data)
+                first, random = encoded.info.first_position, self._clock.random_bytes(8)
+                path = await put(segment_path(bucket, runs[0].times[0], 0, first, random), encoded.data)
                 segments.append(SealedSegment(_reference(path, encoded), encoded.extents))
-            name = manifest_path(0, frozen.position, self._clock.random_bytes(8))
-            written.append(name)
-            await self._cold.objects.put(name, encode_manifest(self._manifest(frozen, segments)))
+            notes = ""
+            if frozen.notes:
+                notes = notes_path(0, frozen.position, self._clock.random_bytes(8))
+                await put(notes, encode_notes(frozen.notes))
+            flush = SealedFlush(frozen.position, frozen.first_position, notes, segments)
+            manifest = manifest_path(0, frozen.position, self._clock.random_bytes(8))
+            await put(manifest, encode_manifest(self._manifest(frozen, flush)))
         except BaseException:
             await self._discard(written)
             raise
-        return SealedFlush(frozen.position, frozen.first_position, name, segments)
+        return flush, manifest
 
     async def _discard(self, paths: list[str]) -> None:
         for path in paths:
@@ -292,16 +310,19 @@ class Flusher:
             except MillstreamError:
                 return  # the store is down; what is left there is found and removed at the next start
 
-    def _manifest(self, frozen: _Frozen, segments: list[SealedSegment]) -> Manifest:
+    def _manifest(self, frozen: _Frozen, flush: SealedFlush) -> Manifest:
         return Manifest(
             FORMAT,
             0,
             self._catalog.position,
             frozen.position,
             self._clock.now_ms(),
-            False,
-            [segment for flush in self._sealed for segment, _ in flush.segments]
-            + [sealed.segment for sealed in segments],
+            1,
+            1,
+            [
+                ManifestFlush(one.first_position, one.through, one.notes, [sealed.segment for sealed in one.segments])
+                for one in (*self._sealed, flush)
+            ],
             list(self.removed_segments),
             [
                 ManifestStream(int.from_bytes(row.incarnation, "big"), row.name, row.row, row.expires, row.blob)
@@ -310,16 +331,15 @@ class Flusher:
             frozen.removed,
             frozen.trimmed,
             {name.decode(): row for name, row in frozen.singletons.items()},
-            frozen.notes,
         )
 
-    async def _seal(self, frozen: _Frozen, flush: SealedFlush) -> None:
-        record = SegmentSealed(
-            frozen.position, self._clock.now_ms(), flush.manifest, [sealed.segment for sealed in flush.segments]
-        )
+    async def _seal(self, frozen: _Frozen, flush: SealedFlush, manifest: str) -> None:
+        segments = [sealed.segment for sealed in flush.segments]
+        record = SegmentSealed(frozen.position, self._clock.now_ms(), manifest, flush.notes, segments)
         outcome = await self._committer.submit_and_wait(record)
         if isinstance(outcome, MillstreamError):
-            await self._discard([flush.manifest, *(sealed.segment.path for sealed in flush.segments)])
+            notes = [flush.notes] if flush.notes else []
+            await self._discard([manifest, *notes, *(segment.path for segment in segments)])
             raise outcome
         # Applying the record has noted it as sealed without an index; here the index is at hand.
         self._machine.sealed = [record for record in self._machine.sealed if record.through != flush.through]
@@ -367,6 +387,28 @@ class Flusher:
                 excess -= self._machine.evict(stream)
                 if excess <= 0:
                     return
+
+    # -- full manifests --------------------------------------------------------------------------------------
+
+    async def _consolidate(self) -> None:
+        """Once in a while write the whole catalog as a full manifest, and remove those before it."""
+        self._manifests_since_full += 1
+        if self._manifests_since_full < MANIFESTS_PER_FULL:
+            return
+        loop = asyncio.get_running_loop()
+        random = self._clock.random_bytes(8)
+        parts = self._catalog.dump(FULL_PART_STREAMS)
+        through = 0
+        while (part := await loop.run_in_executor(self._thread, next, parts, None)) is not None:
+            through = part.through
+            path = manifest_path(0, through, random + part.part.to_bytes(4, "big"))
+            await self._cold.objects.put(path, encode_manifest(part))
+        self._manifests_since_full = 0
+        older = [entry.path async for entry in self._cold.objects.list("manifests/0000/")]
+        for path in older:
+            position, _, rest = path.rpartition("/")[2].partition("-")
+            if int(position) <= through and not rest.startswith(random.hex()):
+                await self._cold.objects.delete(path)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -433,13 +475,16 @@ def _reference(path: str, encoded: EncodedSegment) -> SegmentRef:
 async def remove_orphans(
     cold: ColdTier, catalog: Catalog, sealed: list[SegmentSealed], started_ms: int, is_blob_known: Callable[[str], bool]
 ) -> int:
-    """Delete the objects that a crash left behind: those from before this start that nothing refers to."""
+    """Delete the objects that a crash left behind: those from before this start that nothing refers to.
+
+    Manifests are left alone: one that was never sealed is no part of the chain, and the next full one removes it.
+    """
     known = {row.segment.path for _, row in catalog.segments()}
-    known |= {flush.manifest for _, flush in catalog.flushes()}
+    known |= {flush.notes for _, flush in catalog.flushes()}
     for record in sealed:
-        known |= {record.manifest, *(segment.path for segment in record.segments)}
+        known |= {record.notes, *(segment.path for segment in record.segments)}
     orphans = []
-    for prefix in ("segments/", "manifests/0000/", "snapshots/"):
+    for prefix in ("segments/", "notes/0000/", "snapshots/"):
         async for entry in cold.objects.list(prefix):
             is_known = entry.path in known or is_blob_known(entry.path.removeprefix("snapshots/"))
             if not is_known and entry.modified_ms < started_ms:

@@ -42,7 +42,7 @@ from millstream.streams.records import (
 )
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Blobs, Upload, blob_name
-from millstream.tiers.catalog import Catalog, decode_key
+from millstream.tiers.catalog import Catalog, ColdTotals, decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
@@ -177,6 +177,9 @@ class Shard:
             hint="retry later; raise hot.bytes_max if this is the normal load",
             retry_after_seconds=2,
         )
+
+    def cold_totals(self) -> ColdTotals:
+        return self._catalog.cold_totals()
 
     def backpressure_reason(self) -> str | None:
         if self.hot.bytes + self.committer.pending_bytes < self.hot_bytes_max:

@@ -192,6 +192,7 @@ class SegmentSealed(Record, frozen=True, tag=12):
     through: int
     at_ms: int
     manifest: str
+    notes: str
     segments: list[SegmentRef]
 
 

@@ -35,6 +35,8 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, SnapshotRef, SubscriptionConfig, Wake
 from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
 from millstream.streams.subscriptions import Link, Subscription
+from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
+from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream
 from millstream.tiers.segments import Extent
 
 FORMAT: Final = 1
@@ -96,7 +98,7 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class FlushRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     first_position: int
-    manifest: str
+    notes: str
     segments: list[int]
 
 
@@ -110,8 +112,14 @@ class SealedSegment(NamedTuple):
 class SealedFlush(NamedTuple):
     through: int
     first_position: int
-    manifest: str
+    notes: str
     segments: list[SealedSegment]
+
+
+class ColdTotals(NamedTuple):
+    segments: int
+    payload_bytes: int
+    stored_bytes: int
 
 
 class FoundExtent(NamedTuple):
@@ -340,7 +348,7 @@ class Catalog:
                 where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
                 key = _u64(extent.incarnation) + _u64(extent.offset_start)
                 transaction.put(key, _ENCODER.encode(where), db=self._extents)
-        row_of_flush = FlushRow(flush.first_position, flush.manifest, numbers)
+        row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)
         transaction.put(_u64(flush.through), _ENCODER.encode(row_of_flush), db=self._flushes)
 
     def _drop_extents(self, transaction: Any, incarnation: bytes, before: int | None, now_ms: int) -> None:
@@ -363,6 +371,29 @@ class Catalog:
                 transaction.put(_u32(number), _ENCODER.encode(left), db=self._segments)
                 if left.live_bytes <= 0:
                     transaction.put(_u32(number), str(now_ms).encode(), db=self._dead)
+
+    def dump(self, rows_per_part: int) -> Iterator[Manifest]:
+        """Everything, as of one moment, as the parts of a full manifest (all but the last without their count)."""
+        with self._environment.begin() as transaction:
+            position = int(transaction.get(b"position", b"1", db=self._meta))
+            segments = {number: _SEGMENT.decode(data).segment for number, data in transaction.cursor(db=self._segments)}
+            flushes = []
+            for through, data in transaction.cursor(db=self._flushes):
+                flush = _FLUSH.decode(data)
+                kept = [segments[_u32(number)] for number in flush.segments if _u32(number) in segments]
+                at = int.from_bytes(through, "big")
+                flushes.append(ManifestFlush(flush.first_position, at, flush.notes, kept))
+            singletons = {name.decode(): bytes(row) for name, row in transaction.cursor(db=self._singletons)}
+            part = 1
+            rows: list[ManifestStream] = []
+            for name, row in transaction.cursor(db=self._streams):
+                stream = encode_stream(decode_stream(decode_key(name), row))
+                number = int.from_bytes(stream.incarnation, "big")
+                rows.append(ManifestStream(number, name, row, stream.expires, stream.blob))
+                if len(rows) == rows_per_part:
+                    yield Manifest(MANIFEST_FORMAT, 0, 0, position, 0, part, 0, [], [], rows, [], [], {})
+                    part, rows = part + 1, []
+            yield Manifest(MANIFEST_FORMAT, 0, 0, position, 0, part, part, flushes, [], rows, [], [], singletons)
 
     # -- the cold index ----------------------------------------------------------------------------------------
 
@@ -390,6 +421,12 @@ class Catalog:
         with self._environment.begin(db=self._segments) as transaction, transaction.cursor() as cursor:
             for number, data in cursor:
                 yield int.from_bytes(number, "big"), _SEGMENT.decode(data)
+
+    def cold_totals(self) -> ColdTotals:
+        count = payload = stored = 0
+        for _, row in self.segments():
+            count, payload, stored = count + 1, payload + row.live_bytes, stored + row.segment.size
+        return ColdTotals(count, payload, stored)
 
     def flush_after(self, position: int) -> tuple[int, FlushRow] | None:
         """The first flush that covers positions beyond this one."""

@@ -7,6 +7,7 @@ Layout under the root, for people and for engines that prune by path:
 
     segments/bucket=<bucket>/date=<UTC day>/<shard>-<first position>-<random>.parquet
     manifests/<shard>/<position>-<random>.msgpack
+    notes/<shard>/<position>-<random>.msgpack
     snapshots/<stream>-<offset>-<random>
 """
 
@@ -45,6 +46,10 @@ def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: byt
 
 def manifest_path(shard: int, position: int, random: bytes) -> str:
     return f"manifests/{shard:04d}/{position:020d}-{random.hex()}.msgpack"
+
+
+def notes_path(shard: int, position: int, random: bytes) -> str:
+    return f"notes/{shard:04d}/{position:020d}-{random.hex()}.msgpack"
 
 
 class ExtentRows(NamedTuple):

@@ -1,13 +1,16 @@
 """Manifests: what one flush added to the cold tier, beside its segments. See docs/formats/manifest.md.
 
 A manifest holds the catalog rows that changed since the flush before it, so the chain of them, in order of
-position, is the catalog: a new machine rebuilds everything from manifests and segments alone. It also holds the
-notes of its piece of the log, which are not messages and so not in the segments.
+position, is the catalog: a new machine rebuilds everything from manifests and segments alone. Now and then a full
+one, in several parts, holds every row and makes the ones before it superfluous.
+
+What happened to streams besides messages (created, closed, deleted, snapshots) is in a notes object of its own, which
+the feed reads.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,7 +30,37 @@ class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
     blob: bytes | None
 
 
-class ManifestNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ManifestFlush(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One flush: the positions it covers, its notes (or "") and its segments."""
+
+    first: int
+    through: int
+    notes: str
+    segments: list[SegmentRef]
+
+
+class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Brings a catalog from position `first` to position `through`.
+
+    A full one has `first` 0 and comes in `parts`; only together do they say everything.
+    """
+
+    format: int
+    shard: int
+    first: int
+    through: int
+    at_ms: int
+    part: int
+    parts: int
+    flushes: list[ManifestFlush]
+    removed_segments: list[str]
+    streams: list[ManifestStream]
+    removed_streams: list[tuple[int, bytes]]
+    trimmed: list[tuple[int, int]]
+    singletons: dict[str, bytes]
+
+
+class FeedNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bucket: str
     position: int
     event: str
@@ -37,26 +70,19 @@ class ManifestNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     content_type: str
 
 
-class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Positions `first` up to `through`. A `full` one holds every row and starts a chain."""
+class ManifestHead(NamedTuple):
+    """What a chain is built from."""
 
-    format: int
-    shard: int
+    path: str
     first: int
     through: int
-    at_ms: int
-    full: bool
-    segments: list[SegmentRef]
-    removed_segments: list[str]
-    streams: list[ManifestStream]
-    removed_streams: list[tuple[int, bytes]]
-    trimmed: list[tuple[int, int]]
-    singletons: dict[str, bytes]
-    notes: list[ManifestNote]
+    part: int
+    parts: int
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Manifest)
+_MANIFEST: Final = msgspec.msgpack.Decoder(Manifest)
+_NOTES: Final = msgspec.msgpack.Decoder(list[FeedNote])
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -65,9 +91,58 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
     try:
-        manifest = _DECODER.decode(data)
+        manifest = _MANIFEST.decode(data)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"the manifest {path} cannot be read: {error}") from None
     if manifest.format != FORMAT:
         raise Corrupt(f"the manifest {path} has format {manifest.format}; this millstream reads format {FORMAT}")
     return manifest
+
+
+def encode_notes(notes: list[FeedNote]) -> bytes:
+    return _ENCODER.encode(notes)
+
+
+def decode_notes(data: bytes, path: str) -> list[FeedNote]:
+    try:
+        return _NOTES.decode(data)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the notes {path} cannot be read: {error}") from None
+
+
+def longest_chain(heads: list[ManifestHead]) -> list[ManifestHead]:
+    """The manifests that together reach furthest, in order: a whole full one or the beginning, then one after another.
+
+    A crash may leave a manifest that was never sealed beside its successor; the chain that goes further is the one
+    that was.
+    """
+    full: dict[int, dict[int, ManifestHead]] = {}
+    steps: dict[int, list[ManifestHead]] = {}
+    for head in heads:
+        if head.first == 0:
+            full.setdefault(head.through, {})[head.part] = head
+        else:
+            steps.setdefault(head.first, []).append(head)
+    starts: dict[int, list[ManifestHead]] = {1: []}
+    for through, parts in full.items():
+        if len(parts) == next(iter(parts.values())).parts:
+            starts[through] = [parts[number] for number in sorted(parts)]
+    best: list[ManifestHead] = []
+    for position, chain in sorted(starts.items()):
+        extended = _extend(chain, position, steps)
+        if not best or (extended and extended[-1].through >= best[-1].through):
+            best = extended or best
+    return best
+
+
+def _extend(chain: list[ManifestHead], position: int, steps: dict[int, list[ManifestHead]]) -> list[ManifestHead]:
+    """Follow the steps from a position as far as they go, by the furthest reach from each place."""
+    reach: dict[int, tuple[int, ManifestHead | None]] = {}
+    for first in sorted(steps, reverse=True):
+        options = [(reach.get(step.through, (step.through, None))[0], step) for step in steps[first]]
+        reach[first] = max(options, key=lambda option: option[0])
+    chain = list(chain)
+    while (step := reach.get(position, (0, None))[1]) is not None:
+        chain.append(step)
+        position = step.through
+    return chain

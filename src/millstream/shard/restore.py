@@ -1,0 +1,115 @@
+"""Restoring: an empty data directory becomes a catalog again, from the object store alone.
+
+The chain of manifests gives the rows, the segments' footers give the index. What was acknowledged but not yet
+flushed when the machine was lost is not there; everything up to the last flush is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NamedTuple
+
+from millstream.errors import Conflict, Corrupt, NotFound
+from millstream.streams.records import SegmentRef
+from millstream.tiers.catalog import Catalog, Checkpoint, EncodedStream, SealedFlush, SealedSegment
+from millstream.tiers.cold import ColdTier
+from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestHead, decode_manifest, longest_chain
+
+FOOTERS_AT_ONCE: Final = 16
+
+
+class Restored(NamedTuple):
+    position: int
+    manifests: int
+    segments: int
+    streams: int
+
+
+async def restore(cold: ColdTier, catalog: Catalog, now_ms: int, on_progress: Callable[[int, int], None]) -> Restored:
+    """Fill an empty catalog. `on_progress` gets how many manifests of how many are done."""
+    if catalog.position != 1:
+        raise Conflict("the data directory is not empty", hint="restore into a new one with --data-dir")
+    chain = await chain_of(cold)
+    if not chain:
+        raise NotFound("the object store holds no manifests: there is nothing to restore", code="nothing_to_restore")
+    removed: set[str] = set()
+    for head in chain:
+        manifest = await _load(cold, head.path)
+        removed.update(manifest.removed_segments)
+    segments = 0
+    parts: list[Manifest] = []
+    for count, head in enumerate(chain, 1):
+        manifest = await _load(cold, head.path)
+        parts.append(manifest)
+        if manifest.first == 0 and manifest.part < len([one for one in chain if one.first == 0]):
+            on_progress(count, len(chain))
+            continue  # a full manifest counts when all its parts are there
+        flushes = [await _sealed(cold, flush, removed) for flush in manifest.flushes]
+        segments += sum(len(flush.segments) for flush in flushes)
+        for part in parts[:-1]:
+            catalog.write(_checkpoint(part, [], now_ms, position=1))
+        catalog.write(_checkpoint(manifest, flushes, now_ms, position=manifest.through))
+        parts.clear()
+        on_progress(count, len(chain))
+    return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")))
+
+
+async def chain_of(cold: ColdTier) -> list[ManifestHead]:
+    """The manifests that count, in order."""
+    return longest_chain([head async for head in _heads(cold)])
+
+
+async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[SegmentRef]:
+    """The segments that the chain names and has not removed again, in order of position."""
+    segments: dict[str, SegmentRef] = {}
+    for head in chain:
+        manifest = await _load(cold, head.path)
+        for flush in manifest.flushes:
+            segments.update({segment.path: segment for segment in flush.segments})
+        for path in manifest.removed_segments:
+            segments.pop(path, None)
+    return sorted(segments.values(), key=lambda segment: segment.first_position)
+
+
+async def _heads(cold: ColdTier) -> AsyncIterator[ManifestHead]:
+    async for entry in cold.objects.list("manifests/0000/"):
+        manifest = await _load(cold, entry.path)
+        yield ManifestHead(entry.path, manifest.first, manifest.through, manifest.part, manifest.parts)
+
+
+async def _load(cold: ColdTier, path: str) -> Manifest:
+    return decode_manifest(await cold.objects.get(path), path)
+
+
+async def _sealed(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
+    gate = asyncio.Semaphore(FOOTERS_AT_ONCE)
+
+    async def index(segment: SegmentRef) -> SealedSegment:
+        async with gate:
+            try:
+                return SealedSegment(segment, (await cold.footer(segment.path)).extents)
+            except NotFound:
+                raise Corrupt(
+                    f"segment {segment.path} is named by a manifest but not in the store",
+                    hint="restore the object from a backup of the store; without it messages would be missing",
+                ) from None
+
+    kept = [segment for segment in flush.segments if segment.path not in removed]
+    return SealedFlush(flush.through, flush.first, flush.notes, await asyncio.gather(*map(index, kept)))
+
+
+def _checkpoint(manifest: Manifest, flushes: list[SealedFlush], now_ms: int, *, position: int) -> Checkpoint:
+    return Checkpoint(
+        position,
+        [
+            EncodedStream(row.incarnation.to_bytes(8, "big"), row.name, row.row, row.expires, row.blob)
+            for row in manifest.streams
+        ],
+        [(incarnation.to_bytes(8, "big"), name) for incarnation, name in manifest.removed_streams],
+        [],
+        {name.encode(): row for name, row in manifest.singletons.items()},
+        manifest.trimmed,
+        flushes,
+        now_ms,
+    )
