@@ -29,6 +29,7 @@ from millstream.log.interface import Log
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentSealed
+from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import (
     Catalog,
     Checkpoint,
@@ -94,6 +95,7 @@ class Flusher:
         journals: Journals,
         catalog: Catalog,
         cold: ColdTier,
+        blobs: Blobs,
         log: Log,
         committer: Committer,
         clock: Clock,
@@ -104,6 +106,7 @@ class Flusher:
         self._journals = journals
         self._catalog = catalog
         self._cold = cold
+        self._blobs = blobs
         self._log = log
         self._committer = committer
         self._clock = clock
@@ -112,6 +115,7 @@ class Flusher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
         # Segments that are sealed but not in the catalog yet, with their indexes.
         self._sealed: list[SealedFlush] = []
+        # Segments about to be deleted: the next manifest says so first.
         self.removed_segments: list[str] = []
         # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
         self._kept: deque[tuple[int, set[int]]] = deque()
@@ -161,7 +165,9 @@ class Flusher:
 
     def _has_changes(self) -> bool:
         machine = self._machine
-        return bool(machine.dirty or machine.removed or self._hot.unflushed or self._sealed) or (
+        return bool(
+            machine.dirty or machine.removed or self._hot.unflushed or self._sealed or self.removed_segments
+        ) or (
             # Records that are about no stream: buckets, subscriptions.
             self._committer.applied_position > self._catalog.position + 1
         )
@@ -185,6 +191,7 @@ class Flusher:
                 self._machine.removing = {}
                 self._machine.frozen = {}
             self._release(frozen)
+            await self._delete_freed_blobs(frozen)
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
             self.flush_count += 1
@@ -203,7 +210,7 @@ class Flusher:
         machine.freezing, machine.dirty = machine.dirty, {}
         machine.removing, machine.removed = machine.removed, {}
         machine.before_change = lambda stream: rows.append(encode_stream(stream))
-        freed_blobs, machine.unlisted_blobs = machine.unlisted_blobs, []
+        freed_blobs, machine.freed_blobs = machine.freed_blobs, []
         incarnations, hot.unflushed = hot.unflushed, set()
         unflushed_bytes, hot.unflushed_bytes = hot.unflushed_bytes, 0
         return _Frozen(
@@ -267,7 +274,7 @@ class Flusher:
         machine, hot = self._machine, self._hot
         machine.freezing = {}
         machine.removed = machine.removing | machine.removed
-        machine.unlisted_blobs = frozen.freed_blobs + machine.unlisted_blobs
+        machine.freed_blobs = frozen.freed_blobs + machine.freed_blobs
         machine.dirty = {i: s for i, s in machine.frozen.items() if i not in machine.removed} | machine.dirty
         hot.unflushed |= {incarnation for incarnation in frozen.incarnations if incarnation in hot.tails}
         hot.unflushed_bytes += frozen.unflushed_bytes
@@ -365,6 +372,13 @@ class Flusher:
             raise
         self.removed_segments.clear()
         await loop.run_in_executor(self._thread, self._log.trim, frozen.position)
+
+    async def _delete_freed_blobs(self, frozen: _Frozen) -> None:
+        for blob in frozen.freed_blobs:
+            try:
+                await self._blobs.delete(blob)
+            except MillstreamError as error:
+                logger.warning("a blob could not be deleted; the next start will do it: %s", error)
 
     # -- letting go ------------------------------------------------------------------------------------------
 

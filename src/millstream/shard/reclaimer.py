@@ -15,7 +15,6 @@ from millstream.clock import Clock
 from millstream.errors import MillstreamError
 from millstream.shard.flusher import Flusher, remove_orphans
 from millstream.streams.machine import StateMachine
-from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 
@@ -30,7 +29,6 @@ class Reclaimer:
         catalog: Catalog,
         cold: ColdTier,
         flusher: Flusher,
-        blobs: Blobs,
         machine: StateMachine,
         clock: Clock,
         grace_seconds: float,
@@ -38,13 +36,10 @@ class Reclaimer:
         self._catalog = catalog
         self._cold = cold
         self._flusher = flusher
-        self._blobs = blobs
         self._machine = machine
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._started_ms = clock.now_ms()
-        # What was let go in the part of the log that was replayed; the crash may have come before its deletion.
-        self._freed_blobs, machine.freed_blobs = machine.freed_blobs, []
 
     async def run_forever(self) -> None:
         is_tidy = False
@@ -59,8 +54,6 @@ class Reclaimer:
             await asyncio.sleep(min(ROUND_SECONDS, max(self._grace_seconds, 0.1)))
 
     async def _remove_leftovers(self) -> None:
-        for blob in self._freed_blobs:
-            await self._blobs.delete(blob)
         unsaved = {stream.snapshot.blob for stream in self._machine.unsaved() if stream.snapshot is not None}
         count = await remove_orphans(
             self._cold,
@@ -73,13 +66,20 @@ class Reclaimer:
             logger.info("removed %d objects that a crash had left behind", count)
 
     async def reclaim(self) -> int:
-        """Delete the segments that have been dead for the grace period."""
+        """Delete the segments that have been dead for the grace period, after a manifest has said so.
+
+        The other way round, a machine lost in between could not be restored from the object store.
+        """
         due_ms = self._clock.now_ms() - int(self._grace_seconds * 1000)
         numbers = self._catalog.dead_segments(due_ms)
+        if not numbers:
+            return 0
+        paths = [segment.path for number in numbers if (segment := self._catalog.segment(number)) is not None]
+        self._flusher.removed_segments = paths
+        await self._flusher.flush()
+        for path in paths:
+            await self._cold.objects.delete(path)
+        loop = asyncio.get_running_loop()
         for number in numbers:
-            segment = self._catalog.segment(number)
-            if segment is not None:
-                await self._cold.objects.delete(segment.path)
-                self._flusher.removed_segments.append(segment.path)
-            await asyncio.get_running_loop().run_in_executor(None, self._catalog.forget_segment, number)
+            await loop.run_in_executor(None, self._catalog.forget_segment, number)
         return len(numbers)

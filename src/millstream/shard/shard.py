@@ -102,10 +102,10 @@ class Shard:
         self.names = Names()
         self.feed = Feed(self.machine, self.hot, self.journals, self.committer, catalog, cold)
         self.flusher = Flusher(
-            self.machine, self.hot, self.journals, catalog, cold, log, self.committer, clock, flush_limits
+            self.machine, self.hot, self.journals, catalog, cold, blobs, log, self.committer, clock, flush_limits
         )
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
-        self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
+        self._reclaimer = Reclaimer(catalog, cold, self.flusher, self.machine, clock, reclaim_grace_seconds)
         self._listeners: dict[Topic, set[Listener]] = {}
         self._touched: set[int] = set()
         self._deadlines: list[tuple[int, int]] = []
@@ -397,10 +397,6 @@ class Shard:
                     self._watch_deadline(stream)
             if stream is not None:
                 changed[stream.incarnation] = stream
-        if self.machine.freed_blobs:
-            for blob in self.machine.freed_blobs:
-                self.errand(self.blobs.delete(blob))
-            self.machine.freed_blobs.clear()
         if changed:
             self._wake(changed)
 

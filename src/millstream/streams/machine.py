@@ -78,10 +78,10 @@ class StateMachine:
         self.freezing: dict[int, Stream] = {}
         self.removing: dict[int, StreamKey] = {}
         self.before_change: Callable[[Stream], None] = lambda stream: None
-        # What the records applied last have let go: the shard frees the bytes and the blobs.
+        # What the records applied last have let go: the shard frees the bytes at once. Blobs go after the next
+        # flush: until then the object store alone would still restore a state that refers to them.
         self.purged: list[Stream] = []
         self.freed_blobs: list[str] = []
-        self.unlisted_blobs: list[str] = []  # the same, for the next checkpoint
         # Before this position everything is cold; `sealed` are the segments the catalog does not list yet.
         self.flushed = 1
         self.sealed: list[SegmentSealed] = []
@@ -502,7 +502,7 @@ class StateMachine:
         self.buckets[stream.key.bucket].streams -= 1
         self.purged.append(stream)
         if stream.snapshot is not None:
-            self._free_blob(stream.snapshot.blob)
+            self.freed_blobs.append(stream.snapshot.blob)
         self.subscriptions.stream_purged(stream.key.v1_path)
         if stream.fork is not None:
             source = self.by_incarnation(stream.fork.source)
@@ -515,21 +515,17 @@ class StateMachine:
     def _snapshot_published(self, record: SnapshotPublished, position: int) -> Stream | None:
         stream = self.by_incarnation(record.stream)
         if stream is None:
-            self._free_blob(record.snapshot.blob)
+            self.freed_blobs.append(record.snapshot.blob)
             return None
         self._change(stream)
         if stream.snapshot is not None:
-            self._free_blob(stream.snapshot.blob)
+            self.freed_blobs.append(stream.snapshot.blob)
         stream.snapshot = record.snapshot
         if record.trims:
             stream.earliest = record.snapshot.offset
         stream.last_write_at_ms = record.at_ms
         stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
         return stream
-
-    def _free_blob(self, blob: str) -> None:
-        self.freed_blobs.append(blob)
-        self.unlisted_blobs.append(blob)
 
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:
         for incarnation in record.streams:
