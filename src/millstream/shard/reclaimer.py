@@ -75,7 +75,7 @@ class Reclaimer:
         if not numbers:
             return 0
         paths = [segment.path for number in numbers if (segment := self._catalog.segment(number)) is not None]
-        self._flusher.removed_segments = paths
+        self._flusher.removed_segments = list(paths)
         await self._flusher.flush()
         for path in paths:
             await self._cold.objects.delete(path)
