@@ -86,9 +86,24 @@ BACKENDS: Final = ("fs", "s3", "gcs", "azure", "memory")
 
 TEXT: Final = Kind(_text, "text")
 BACKEND: Final = Kind(_backend, f"one of {', '.join(BACKENDS)}")
+
+
+def _at_least_one(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    def checked(value: object) -> Any:
+        parsed = parse(value)
+        if parsed <= 0:
+            raise ValueError
+        return parsed
+
+    return checked
+
+
 SIZE: Final = Kind(_size, "a size such as 8MiB")
 DURATION: Final = Kind(_duration, "a duration such as 500ms or 30s")
 COUNT: Final = Kind(_count, "a whole number")
+SOME_SIZE: Final = Kind(_at_least_one(_size), "a size such as 8MiB, more than nothing")
+SOME_TIME: Final = Kind(_at_least_one(_duration), "a duration such as 500ms or 30s, more than nothing")
+AT_LEAST_ONE: Final = Kind(_at_least_one(_count), "a whole number, 1 or more")
 ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
 PATH: Final = Kind(_path, "a path")
 URL: Final = Kind(_url, "a URL without a path, such as https://streams.example.com")
@@ -114,16 +129,16 @@ class ServerSection:
 class LogSection:
     """The durable log."""
 
-    segment_bytes: int = setting("64MiB", SIZE, "Size at which a new log file is begun.")
+    segment_bytes: int = setting("64MiB", SOME_SIZE, "Size at which a new log file is begun.")
 
 
 @dataclass(frozen=True, slots=True)
 class HotSection:
     """Messages in memory."""
 
-    bytes_max: int = setting("1GiB", SIZE, "Memory for messages; when it is used up, writes get 503.")
+    bytes_max: int = setting("1GiB", SOME_SIZE, "Memory for messages; when it is used up, writes get 503.")
     keep_bytes: int = setting("128MiB", SIZE, "Messages kept in memory for readers although they are in the cold tier.")
-    resident_streams_max: int = setting("100000", COUNT, "Streams whose state is kept in memory.")
+    resident_streams_max: int = setting("100000", AT_LEAST_ONE, "Streams whose state is kept in memory.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +147,8 @@ class ColdSection:
 
     backend: str = setting("fs", BACKEND, "Where history is kept.")
     path: Path = setting(".", PATH, "Folder for fs (by default cold/ in the data directory), else a prefix.")
-    flush_interval: float = setting("10s", DURATION, "How old messages get before they are moved to the cold tier.")
-    flush_bytes: int = setting("64MiB", SIZE, "How many bytes of messages gather before they are moved.")
+    flush_interval: float = setting("10s", SOME_TIME, "How old messages get before they are moved to the cold tier.")
+    flush_bytes: int = setting("64MiB", SOME_SIZE, "How many bytes of messages gather before they are moved.")
     cache_bytes: int = setting("128MiB", SIZE, "Memory for row groups and footers that were read.")
     reclaim_grace: float = setting("1h", DURATION, "How long a segment that nothing refers to stays.")
     s3_bucket: str = setting("", TEXT, "S3 bucket.")
@@ -153,30 +168,36 @@ class ColdSection:
 class HttpSection:
     """Limits of the HTTP server."""
 
-    header_bytes_max: int = setting("32KiB", SIZE, "Request line and headers of one request; more is 431.")
-    body_bytes_max: int = setting("8MiB", SIZE, "Body of one request; more is 413.")
-    connections_max: int = setting("20000", COUNT, "Open connections; one more gets 503.")
-    pipelined_requests_max: int = setting("64", COUNT, "Requests of one connection that wait for an earlier one.")
-    header_timeout: float = setting("10s", DURATION, "Time for a request's headers to arrive; then 408.")
-    body_timeout: float = setting("30s", DURATION, "Longest pause inside a request's body; then 408.")
-    idle_timeout: float = setting("75s", DURATION, "How long a connection may wait for its next request.")
-    send_timeout: float = setting("30s", DURATION, "How long a client may leave its answer unread.")
-    write_buffer_bytes_max: int = setting("256KiB", SIZE, "Unsent bytes at which a live read pauses.")
+    header_bytes_max: int = setting("32KiB", SOME_SIZE, "Request line and headers of one request; more is 431.")
+    body_bytes_max: int = setting("8MiB", SOME_SIZE, "Body of one request; more is 413.")
+    connections_max: int = setting("20000", AT_LEAST_ONE, "Open connections; one more gets 503.")
+    pipelined_requests_max: int = setting(
+        "64", AT_LEAST_ONE, "Requests of one connection that wait for an earlier one."
+    )
+    header_timeout: float = setting("10s", SOME_TIME, "Time for a request's headers to arrive; then 408.")
+    body_timeout: float = setting("30s", SOME_TIME, "Longest pause inside a request's body; then 408.")
+    idle_timeout: float = setting("75s", SOME_TIME, "How long a connection may wait for its next request.")
+    send_timeout: float = setting("30s", SOME_TIME, "How long a client may leave its answer unread.")
+    write_buffer_bytes_max: int = setting("256KiB", SOME_SIZE, "Unsent bytes at which a live read pauses.")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSection:
     """How much and how long one read may take."""
 
-    chunk_bytes_max: int = setting("1MiB", SIZE, "Bytes in one response; a single larger message is still sent whole.")
-    long_poll_timeout: float = setting("30s", DURATION, "How long a long-poll waits for data.")
-    sse_lifetime: float = setting(
-        "60s", DURATION, "After how long an SSE connection ends, so that caches can collapse."
+    chunk_bytes_max: int = setting(
+        "1MiB", SOME_SIZE, "Bytes in one response; a single larger message is still sent whole."
     )
-    sse_heartbeat: float = setting("15s", DURATION, "How often a quiet SSE connection gets a comment.")
-    live_readers_max: int = setting("10000", COUNT, "Long-polls and SSE connections at a time; one more gets 503.")
-    live_readers_per_stream_max: int = setting("10000", COUNT, "The same, for one stream.")
-    snapshot_bytes_max: int = setting("128MiB", SIZE, "Size of one snapshot; more is 413.")
+    long_poll_timeout: float = setting("30s", SOME_TIME, "How long a long-poll waits for data.")
+    sse_lifetime: float = setting(
+        "60s", SOME_TIME, "After how long an SSE connection ends, so that caches can collapse."
+    )
+    sse_heartbeat: float = setting("15s", SOME_TIME, "How often a quiet SSE connection gets a comment.")
+    live_readers_max: int = setting(
+        "10000", AT_LEAST_ONE, "Long-polls and SSE connections at a time; one more gets 503."
+    )
+    live_readers_per_stream_max: int = setting("10000", AT_LEAST_ONE, "The same, for one stream.")
+    snapshot_bytes_max: int = setting("128MiB", SOME_SIZE, "Size of one snapshot; more is 413.")
 
 
 @dataclass(frozen=True, slots=True)

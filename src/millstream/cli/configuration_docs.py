@@ -1,4 +1,4 @@
-"""The configuration reference, generated from the settings themselves: `python -m millstream.cli.configuration_docs`."""
+"""The configuration reference, made from the settings: `python -m millstream.cli.configuration_docs`."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from millstream.cli.options import add_configuration, add_json, load_configurati
 from millstream.cli.progress import Progress
 from millstream.clock import SystemClock
 from millstream.config import Config
+from millstream.log.file_log import FileLog
 from millstream.server.run import DataDirectory, object_store_settings
 from millstream.shard.restore import Restored, restore
 from millstream.tiers.catalog import Catalog
@@ -54,7 +55,12 @@ async def _restore(config: Config) -> Restored:
         bars[0].advance()
 
     try:
-        return await restore(cold, catalog, SystemClock().now_ms(), on_progress)
+        restored = await restore(cold, catalog, SystemClock().now_ms(), on_progress)
+        # An empty log that starts where the catalog ends: without one the server would take it for lost.
+        log = FileLog(config.server.data_dir / "log", SystemClock())
+        log.start(restored.position, lambda *_: None)
+        log.close()
+        return restored
     finally:
         for bar in bars:
             bar.__exit__(None, None, None)

@@ -62,6 +62,10 @@ class FileLog:
         self._deliver: Callable[..., object] = lambda *args: None
         directory.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def exists(self) -> bool:
+        return bool(self.segments())
+
     def segments(self) -> list[Path]:
         return sorted(self._directory.glob("*.log"))
 

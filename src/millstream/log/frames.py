@@ -12,7 +12,7 @@ Segment header, 32 bytes, little-endian:
 
 Then frames, each one batch, then zeros (the file is allocated ahead):
 
-    0   4  magic "MSBF"
+    0   4  magic: CRC-32 of "MSBF", seeded with the segment's salt
     4   4  payload bytes
     8   8  first position
     16  8  next position
@@ -21,7 +21,7 @@ Then frames, each one batch, then zeros (the file is allocated ahead):
 
 A batch is written only after the one before it is durable. So a frame that does not check with nothing valid after
 it was torn by a crash and never acknowledged, while one with a valid frame after it is damage. The salt keeps bytes
-that a client stored from being taken for a frame.
+that a client stored from being taken for a frame, or for the start of one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from millstream.log.interface import LogBatch
 
 VERSION: Final = 1
 SEGMENT_MAGIC: Final = b"MSTRMLOG"
-FRAME_MAGIC: Final = b"MSBF"
 
 _SEGMENT: Final = struct.Struct("<8sHHIQI")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -68,10 +67,14 @@ def decode_segment_header(data: bytes | memoryview) -> SegmentHeader | None:
     return SegmentHeader(version, shard, first, salt)
 
 
+def frame_magic(salt: int) -> bytes:
+    return _CHECKSUM.pack(zlib.crc32(b"MSBF", salt))
+
+
 def encode_frame(batch: LogBatch, salt: int) -> bytes:
     checked = _FRAME_CHECKED.pack(len(batch.payload), batch.first, batch.next)
     checksum = zlib.crc32(batch.payload, zlib.crc32(checked, salt))
-    return b"".join((FRAME_MAGIC, checked, _CHECKSUM.pack(checksum), batch.payload))
+    return b"".join((frame_magic(salt), checked, _CHECKSUM.pack(checksum), batch.payload))
 
 
 def decode_frame(data: memoryview, at: int, salt: int) -> tuple[LogBatch, int] | None:
@@ -80,7 +83,7 @@ def decode_frame(data: memoryview, at: int, salt: int) -> tuple[LogBatch, int] |
         return None
     magic, length, first, following, checksum = _FRAME.unpack_from(data, at)
     end = at + FRAME_HEADER_BYTES + length
-    if magic != FRAME_MAGIC or end > len(data) or following <= first:
+    if magic != frame_magic(salt) or end > len(data) or following <= first:
         return None
     payload = data[at + FRAME_HEADER_BYTES : end]
     if zlib.crc32(payload, zlib.crc32(data[at + 4 : at + 24], salt)) != checksum:
@@ -91,7 +94,8 @@ def decode_frame(data: memoryview, at: int, salt: int) -> tuple[LogBatch, int] |
 def find_frame(data: memoryview, at: int, salt: int) -> int | None:
     """Where the next valid frame at or after this place starts, if there is one."""
     haystack = data.obj if isinstance(data.obj, bytes) else bytes(data)
-    while (at := haystack.find(FRAME_MAGIC, at)) >= 0:
+    magic = frame_magic(salt)
+    while (at := haystack.find(magic, at)) >= 0:
         if decode_frame(data, at, salt) is not None:
             return at
         at += 1

@@ -32,6 +32,11 @@ class Log(Protocol):
     window: int
     notices: list[str]
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a log at all, if only an empty one."""
+        ...
+
     def read(self) -> Iterator[LogBatch]: ...
 
     def start(self, first_position: int, deliver: Callable[..., object]) -> None:

@@ -72,6 +72,8 @@ def parse_v1_path(path: str) -> StreamKey:
         bucket, stream = DEFAULT_BUCKET, path
     if bucket == "__ds":
         raise InvalidRequest("paths below __ds/ are reserved", code="invalid_path")
+    if bucket == DEFAULT_BUCKET and "/" in stream:
+        raise InvalidRequest(f"a stream in {DEFAULT_BUCKET} has no '/' in its name", code="invalid_path")
     return _checked(bucket, stream)
 
 

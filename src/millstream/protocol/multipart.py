@@ -28,4 +28,4 @@ def encode_parts(boundary: str, content_type: str, payloads: Iterable[bytes]) ->
 
 
 def closing(boundary: str) -> bytes:
-    return b"\r\n--%b--\r\n" % boundary.encode()
+    return b"\r\n--%b--" % boundary.encode()

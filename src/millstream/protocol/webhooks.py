@@ -20,7 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from millstream.errors import InvalidRequest
 
 URL_BYTES_MAX: Final = 2048
-_DEVELOPMENT_HOST: Final = re.compile(r"localhost|127\.0\.0\.[0-9]{1,3}")
+_LOOPBACK: Final = re.compile(r"127\.0\.0\.[0-9]{1,3}")
+# The last 32 bits of these are an IPv4 address: the deprecated compatible form, and NAT64.
+_TRANSLATED: Final = (ipaddress.ip_network("::/96"), ipaddress.ip_network("64:ff9b::/96"))
+_LOCAL_TRANSLATION: Final = ipaddress.ip_network("64:ff9b:1::/48")
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]+")
 
 
@@ -45,19 +48,31 @@ class WebhookSigner:
 
 
 def is_development_host(host: str) -> bool:
-    return _DEVELOPMENT_HOST.fullmatch(host) is not None
+    return host == "localhost" or (_LOOPBACK.fullmatch(host) is not None and int(host.rpartition(".")[2]) < 256)
 
 
 def is_forbidden_address(address: str) -> bool:
     """Whether an address is one the outside world could not have reached by itself."""
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        embedded = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if embedded is not None:
-            return not embedded.is_global
-        if ip in ipaddress.ip_network("64:ff9b::/96"):
-            return not ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF).is_global
+    embedded = _embedded_ipv4(ip) if isinstance(ip, ipaddress.IPv6Address) else None
+    if embedded is not None:
+        ip = embedded
+    elif isinstance(ip, ipaddress.IPv6Address) and (ip.is_site_local or ip in _LOCAL_TRANSLATION):
+        return True
     return not ip.is_global or ip.is_multicast
+
+
+def _embedded_ipv4(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that a network may translate this one to."""
+    if ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped
+    if ip.sixtofour is not None:
+        return ip.sixtofour
+    if ip.teredo is not None:
+        return ip.teredo[1]
+    if any(ip in network for network in _TRANSLATED):
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return None
 
 
 def checked_url(url: str) -> SplitResult:
@@ -66,7 +81,7 @@ def checked_url(url: str) -> SplitResult:
         raise _rejected("it is not a printable URL of reasonable length")
     try:
         parts = urlsplit(url)
-        host = (parts.hostname or "").lower()
+        host = (parts.hostname or "").lower().removesuffix(".")
         port_given = parts.port
     except ValueError:
         raise _rejected("it is not a valid URL") from None
@@ -91,8 +106,9 @@ def _is_forbidden_literal(host: str) -> bool:
     try:
         return is_forbidden_address(host.partition("%")[0])
     except ValueError:
-        # Not an address in its usual form. Resolvers also read 0x7f.1 or 2130706433 as one: refuse those.
-        return re.fullmatch(r"[0-9.]+|0x[0-9a-f.x]+", host) is not None
+        # Not an address in its usual form. Resolvers also read 0x7f.1, 127.0x0.0.1 or 2130706433 as one; no public
+        # name ends in such a label.
+        return re.fullmatch(r"[0-9]+|0x[0-9a-f]*", host.rpartition(".")[2]) is not None
 
 
 def _rejected(reason: str) -> InvalidRequest:

@@ -132,6 +132,8 @@ class Application:
             self.subscriptions.handle(request)
         elif found.kind == "reserved":
             self._reserved(request, found.arguments[0])
+        elif found.kind in ("health", "stats") and request.method in ("PUT", "POST", "DELETE"):
+            self._reserved(request, "healthz")
         else:
             methods = self._resources[found.kind]
             handler = methods.get("GET" if request.method == "HEAD" else request.method)
@@ -142,7 +144,7 @@ class Application:
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
         """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
-        if method == "PUT" and b"/snapshot/" in target:
+        if method == "PUT" and not target.startswith(V1_ROOT):
             try:
                 if route(target.partition(b"?")[0]).kind == "snapshot":
                     return self._snapshots.begin_upload(), self._snapshots.snapshot_bytes_max

@@ -30,6 +30,7 @@ SHARD: Final = 0
 
 logger = logging.getLogger("millstream.server")
 
+_NO_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 _TOKEN: Final = re.compile(r"0\.([0-9]{1,18})")
 
 
@@ -46,7 +47,10 @@ class FeedApi:
         prefix = query.get("prefix", "")
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         self._shard.machine.bucket(bucket)
-        after = self._after(query.get("after") or request.header(b"last-event-id"))
+        token = query.get("after")
+        if live == "sse":  # an EventSource that reconnects repeats its URL and says by header how far it came
+            token = request.header(b"last-event-id") or token
+        after = self._after(token)
         feed = self._shard.feed
         if live == "sse":
             follower = FeedFollower(self._readers, self._shard, bucket, after, prefix)
@@ -86,6 +90,8 @@ class FeedApi:
                 earliest=self._shard.feed.earliest + 1,
                 hint="start again without a token",
             )
+        if after > self._shard.feed.latest:
+            raise InvalidRequest(f"after={token!r} lies in the future of this bucket", code="invalid_token")
         return after
 
     def _page(self, request: Request, bucket: str, page: FeedPage) -> Response:
@@ -110,10 +116,7 @@ class FeedFollower(Follower):
         self._after = after
         self._prefix = prefix
         self._fetching: asyncio.Task[None] | None = None
-
-    def _greet(self) -> None:
-        if self._shard.feed.latest <= self._after:
-            self._write(self._control(up_to_date=True))
+        self._has_spoken = False
 
     def _advance(self) -> bool:
         if not self._shard.feed.is_hot(self._after):
@@ -143,10 +146,11 @@ class FeedFollower(Follower):
 
     def _send(self, page: FeedPage) -> bool:
         """Send a page; returns whether there may be more."""
-        if page.position == self._after:
+        if page.position == self._after and self._has_spoken:
             return False
         self._after = page.position
-        if page.items or not page.up_to_date:
+        if page.items or not page.up_to_date or not self._has_spoken:
+            self._has_spoken = True
             events = [self._event(item) for item in page.items]
             self._write(b"".join(events) + self._control(up_to_date=page.up_to_date))
         return not page.up_to_date
@@ -194,7 +198,8 @@ def _as_json(bucket: str, item: FeedItem) -> dict[str, object]:
 
 def _payload(content_type: str, payload: bytes) -> tuple[str, object]:
     if is_json(content_type):
-        return "json", msgspec.Raw(payload)
+        # A line break can only stand between tokens here, and NDJSON ends its lines with one.
+        return "json", msgspec.Raw(payload.translate(_NO_LINE_BREAKS))
     if is_text(content_type):
         try:
             return "text", payload.decode("utf-8")

@@ -13,6 +13,7 @@ from millstream.protocol.offsets import format_offset, parse_offset
 from millstream.server.bodies import GeneratedBody
 from millstream.server.error_map import error_response
 from millstream.server.messages import Request, Response, parse_query
+from millstream.shard.reader import ColdPiece
 from millstream.shard.shard import Shard
 from millstream.streams.records import SnapshotRef
 from millstream.streams.state import Stream
@@ -32,7 +33,9 @@ class SnapshotApi:
         return self._shard.blobs.begin(self._shard.clock.random_bytes(16))
 
     def publish(self, request: Request, key: StreamKey, token: str) -> None:
-        upload = cast("Upload", request.upload)
+        upload = cast("Upload | None", request.upload)
+        if upload is None:
+            raise InvalidRequest("a snapshot needs a body", code="empty_body")
         try:
             offset = parse_offset(token)
             content_type = checked_content_type((request.header(b"content-type") or OCTET_STREAM).strip())
@@ -116,30 +119,24 @@ class SnapshotApi:
         )
         if stream.closed:
             fields += b"stream-closed: true\r\n"
-        # One cut: the tail as it is now. What is in memory is taken now too, by reference; the rest as it is sent.
+        # One cut: what lies between here and the tail, as it is at this moment.
         start = snapshot.offset if snapshot is not None else stream.earliest
-        pieces = self._pieces(boundary, snapshot, stream, start, stream.tail)
+        cut = self._shard.reader.cut(stream, start, stream.tail)
+        pieces = self._pieces(boundary, snapshot, stream.content_type, cut)
         request.reply(Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces)))
 
     async def _pieces(
-        self, boundary: str, snapshot: SnapshotRef | None, stream: Stream, offset: int, tail: int
+        self, boundary: str, snapshot: SnapshotRef | None, content_type: str, cut: list[list[bytes] | ColdPiece]
     ) -> AsyncIterator[bytes]:
-        hot: list[bytes] = []
-        if self._shard.is_hot(stream, offset):
-            hot = self._shard.read(stream, offset, tail - offset + 1).messages
-            offset = tail
         if snapshot is None:
             yield part_head(boundary, OCTET_STREAM, is_first=True)
         else:
             yield part_head(boundary, snapshot.content_type, is_first=True)
             async for piece in self._shard.blobs.read(snapshot.blob):
                 yield piece
-        while offset < tail:
-            result = await self._shard.reader.read_cold(stream, offset, PIECE_BYTES, limit=tail, apart=True)
-            yield encode_parts(boundary, stream.content_type, result.messages)
-            offset = result.next_offset
-        for messages in _pieces_of(hot):
-            yield encode_parts(boundary, stream.content_type, messages)
+        for place in cut:
+            for messages in _pieces_of(await self._shard.reader.fetch(place)):
+                yield encode_parts(boundary, content_type, messages)
         yield closing(boundary)
 
 

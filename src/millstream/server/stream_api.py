@@ -144,8 +144,8 @@ class StreamApi:
     def read(self, request: Request, key: StreamKey) -> None:
         query = parse_query(request.query)
         token = query.get("offset")
-        if token is None and (cursor := query.get("cursor")) is not None and "_" in cursor:
-            token = cursor  # a cursor may stand in for the offset, if it is one
+        if token is None and "cursor" in query and _is_offset(query["cursor"]):
+            token = query["cursor"]  # a cursor may stand in for the offset, if it is one
         live = query.get("live")
         if live is not None and live not in ("long-poll", "sse"):
             raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
@@ -304,6 +304,14 @@ def _state_etag(incarnation: int, tail: int, closed: bool) -> bytes:
 def _is_true(value: bytes | None) -> bool:
     """Only `true`, in any case, closes; other values count as absent (§4.1)."""
     return value is not None and value.lower() == b"true"
+
+
+def _is_offset(token: str) -> bool:
+    try:
+        parse_offset(token)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _start_offset(token: str | None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream.errors import MillstreamError, OutcomeUnknown
 from millstream.log.interface import Log, LogBatch
-from millstream.streams.records import AnyRecord, Appended, encode_batch, encode_record, span
+from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
 
 logger = logging.getLogger("millstream.shard")
 
@@ -83,7 +83,7 @@ class Committer:
             batch = Batch(batch.next)
             self._gathering.append(batch)
         position = batch.next
-        batch.next = position + (1 + len(record.messages) if type(record) is Appended else span(record))
+        batch.next = position + span(record)
         batch.bytes += len(encoded)
         batch.encoded.append(encoded)
         batch.entries.append((record, position, reply, outcome))
@@ -147,7 +147,14 @@ class Committer:
         self._schedule()
 
     def _finish(self, batch: Batch) -> None:
-        self._apply_batch(batch)
+        try:
+            self._apply_batch(batch)
+        except Exception:
+            # State and log disagree: a defect. Nothing more may be built on it; a restart replays the log.
+            logger.critical("a durable batch could not be applied; no more writes are accepted", exc_info=True)
+            self._in_flight.appendleft(batch)
+            self._give_up(OutcomeUnknown("the server failed to apply what it stored", code="apply_failed"))
+            return
         for _, _, reply, outcome in batch.entries:
             if reply is not None:
                 self._answer(reply, outcome)

@@ -58,7 +58,8 @@ class Feed:
         self._committer = committer
         self._catalog = catalog
         self._cold = cold
-        self._flushes: ByteLimitedCache[list[FeedItem]] = ByteLimitedCache(COLD_CACHE_BYTES)
+        # What flushes hold, with the incarnation each message belongs to (0 for what is no message).
+        self._flushes: ByteLimitedCache[list[tuple[int, FeedItem]]] = ByteLimitedCache(COLD_CACHE_BYTES)
 
     @property
     def latest(self) -> int:
@@ -125,7 +126,7 @@ class Feed:
                 )
                 for index in tail.written_by(entry.position)
             ]
-        yield from sorted(items, key=_order)
+        yield from sorted(items)
 
     # -- cold ------------------------------------------------------------------------------------------------
 
@@ -142,8 +143,10 @@ class Feed:
                     hint="start again without a token",
                 )
             through, flush = found
-            for item in await self._flush_items(bucket, through, flush):
+            for incarnation, item in await self._flush_items(bucket, through, flush):
                 if item.position <= after or not item.stream.startswith(prefix):
+                    continue
+                if incarnation and self._machine.by_incarnation(incarnation) is None:
                     continue
                 if size >= bytes_max:
                     return FeedPage(items, items[-1].position, False)
@@ -155,12 +158,12 @@ class Feed:
         page = self.read(bucket, after, prefix, bytes_max - size)
         return FeedPage(items + page.items, page.position, page.up_to_date)
 
-    async def _flush_items(self, bucket: str, through: int, flush: FlushRow) -> list[FeedItem]:
+    async def _flush_items(self, bucket: str, through: int, flush: FlushRow) -> list[tuple[int, FeedItem]]:
         """What one flush holds of a bucket, in order of position."""
         cached = self._flushes.get((bucket, through))
         if cached is not None:
             return cached
-        items: list[FeedItem] = []
+        items: list[tuple[int, FeedItem]] = []
         for number in flush.segments:
             segment = self._catalog.segment(number)
             if segment is not None and segment.bucket == bucket:
@@ -169,17 +172,18 @@ class Feed:
             for note in decode_notes(await self._cold.objects.get(flush.notes), flush.notes):
                 if note.bucket == bucket:
                     event, offset = note.event, note.offset
-                    items.append(
-                        FeedItem(note.position, event, note.stream, offset, offset, note.at_ms, note.content_type, None)
+                    item = FeedItem(
+                        note.position, event, note.stream, offset, offset, note.at_ms, note.content_type, None
                     )
-        items.sort(key=_order)
-        size = sum(len(item.payload or b"") + 200 for item in items)
+                    items.append((0, item))
+        items.sort(key=lambda pair: pair[1].position)
+        size = sum(len(item.payload or b"") + 200 for _, item in items)
         self._flushes.put((bucket, through), items, size)
         return items
 
-    async def _segment_items(self, number: int, path: str) -> list[FeedItem]:
+    async def _segment_items(self, number: int, path: str) -> list[tuple[int, FeedItem]]:
         """The messages of a segment whose streams still exist."""
-        items: list[FeedItem] = []
+        items: list[tuple[int, FeedItem]] = []
         for extent in (await self._cold.footer(path)).extents:
             stream = self._machine.by_incarnation(extent.incarnation)
             if stream is None:
@@ -188,22 +192,16 @@ class Feed:
             start, stop = extent.row_start, extent.row_start + extent.rows
             offset = extent.offset_start
             for row, payload in zip(range(start, stop), group.messages(start, stop), strict=True):
-                items.append(
-                    FeedItem(
-                        group.positions[row],
-                        "message",
-                        extent.stream,
-                        offset,
-                        group.ends[row],
-                        group.times[row],
-                        stream.content_type,
-                        payload,
-                    )
+                item = FeedItem(
+                    group.positions[row],
+                    "message",
+                    extent.stream,
+                    offset,
+                    group.ends[row],
+                    group.times[row],
+                    stream.content_type,
+                    payload,
                 )
+                items.append((extent.incarnation, item))
                 offset = group.ends[row]
         return items
-
-
-def _order(item: FeedItem) -> tuple[int, bool]:
-    """By position; a close shares that of the last message and comes after it."""
-    return item.position, item.event == "closed"

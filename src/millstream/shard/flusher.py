@@ -128,12 +128,14 @@ class Flusher:
     async def index_sealed(self) -> None:
         """Read the indexes of what was sealed before a crash and did not reach the catalog."""
         for record in list(self._machine.sealed):
+            if record.through <= self._catalog.position:
+                self._machine.sealed.remove(record)  # replayed, but in the catalog already
+                continue
             segments = []
             for segment in record.segments:
                 footer = await self._cold.footer(segment.path)
                 segments.append(SealedSegment(segment, footer.extents))
-            first = segments[0].segment.first_position if segments else record.through
-            self._sealed.append(SealedFlush(record.through, first, record.notes, segments))
+            self._sealed.append(SealedFlush(record.through, record.first, record.notes, segments))
             self._machine.sealed.remove(record)
 
     async def run_forever(self) -> None:
@@ -342,7 +344,8 @@ class Flusher:
 
     async def _seal(self, frozen: _Frozen, flush: SealedFlush, manifest: str) -> None:
         segments = [sealed.segment for sealed in flush.segments]
-        record = SegmentSealed(frozen.position, self._clock.now_ms(), manifest, flush.notes, segments)
+        now_ms = self._clock.now_ms()
+        record = SegmentSealed(frozen.first_position, frozen.position, now_ms, manifest, flush.notes, segments)
         outcome = await self._committer.submit_and_wait(record)
         if isinstance(outcome, MillstreamError):
             notes = [flush.notes] if flush.notes else []

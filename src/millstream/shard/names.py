@@ -15,6 +15,9 @@ class Names:
     def __bool__(self) -> bool:
         return bool(self._held)
 
+    def is_held(self, name: Hashable) -> bool:
+        return name in self._held
+
     def wait_for(self, name: Hashable, action: Action) -> bool:
         """Whether the name is held; if so the action runs when it is free."""
         waiting = self._held.get(name)

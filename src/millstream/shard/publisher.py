@@ -43,7 +43,8 @@ class Publisher:
         journal = self._journals.of(stream.key.bucket)
         if record.close:
             tail = record.offset + sum(map(len, messages))
-            note = Note("closed", stream.key.stream, record.at_ms, tail, stream.content_type, len(messages))
+            after = len(messages) + 1
+            note = Note("closed", stream.key.stream, record.at_ms, tail, stream.content_type, after)
             journal.add(position, record.stream, note)
         else:
             journal.add(position, record.stream)
@@ -55,7 +56,9 @@ class Publisher:
         notes = [Note("created", record.stream, record.at_ms, offset, record.content_type)]
         if record.closed:
             tail = offset + sum(map(len, record.messages))
-            notes.append(Note("closed", record.stream, record.at_ms, tail, record.content_type, len(record.messages)))
+            notes.append(
+                Note("closed", record.stream, record.at_ms, tail, record.content_type, len(record.messages) + 1)
+            )
         self._journals.of(record.bucket).add(position, position, *notes)
 
     def _snapshot(self, record: SnapshotPublished, position: int, stream: Stream) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from millstream.errors import Corrupt, InvalidRequest, Unavailable
 from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
+from millstream.tiers.catalog import FoundExtent
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTail, HotTier
 
@@ -23,6 +24,14 @@ class ReadResult(NamedTuple):
     next_offset: int
     up_to_date: bool
     closed: bool
+
+
+class ColdPiece(NamedTuple):
+    """Messages beyond an offset and up to a bound, in one extent."""
+
+    extent: FoundExtent
+    offset: int
+    bound: int
 
 
 class Reader:
@@ -77,6 +86,28 @@ class Reader:
             if bytes_max <= 0:
                 break
         return ReadResult(messages, offset, offset == tail, stream.closed and offset == stream.tail)
+
+    def cut(self, stream: Stream, offset: int, tail: int) -> list[list[bytes] | ColdPiece]:
+        """Where everything between two offsets lies at this moment: hot messages themselves, cold ones by place.
+
+        Whatever is trimmed or deleted later, `fetch` still finds it: cold objects outlive what refers to them.
+        """
+        pieces: list[list[bytes] | ColdPiece] = []
+        while offset < tail:
+            owner, bound = self._owner(stream, offset)
+            bound = min(bound, tail)
+            if self._is_hot_in(owner, offset):
+                run = self._hot.tails[owner.incarnation].read(offset, bound, bound)
+                pieces.append(run.messages)
+                offset = run.end
+            else:
+                extent = self._cold.extent_at(owner.incarnation, offset)
+                pieces.append(ColdPiece(extent, offset, bound))
+                offset = min(extent.row.offset_end, bound)
+        return pieces
+
+    async def fetch(self, piece: list[bytes] | ColdPiece) -> list[bytes]:
+        return piece if isinstance(piece, list) else await self._cold.messages(piece.extent, piece.offset, piece.bound)
 
     def _owner(self, stream: Stream, offset: int) -> tuple[Stream, int]:
         """Whose message comes next after this offset, and up to where that one's messages count."""

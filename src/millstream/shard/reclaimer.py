@@ -15,6 +15,7 @@ from millstream.clock import Clock
 from millstream.errors import MillstreamError
 from millstream.shard.flusher import Flusher, remove_orphans
 from millstream.streams.machine import StateMachine
+from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 
@@ -29,6 +30,7 @@ class Reclaimer:
         catalog: Catalog,
         cold: ColdTier,
         flusher: Flusher,
+        blobs: Blobs,
         machine: StateMachine,
         clock: Clock,
         grace_seconds: float,
@@ -36,6 +38,7 @@ class Reclaimer:
         self._catalog = catalog
         self._cold = cold
         self._flusher = flusher
+        self._blobs = blobs
         self._machine = machine
         self._clock = clock
         self._grace_seconds = grace_seconds
@@ -60,7 +63,7 @@ class Reclaimer:
             self._catalog,
             self._machine.sealed,
             self._started_ms,
-            lambda name: name in unsaved or self._catalog.refers_to_blob(name),
+            lambda name: name in unsaved or name in self._blobs.made or self._catalog.refers_to_blob(name),
         )
         if count:
             logger.info("removed %d objects that a crash had left behind", count)

@@ -24,6 +24,12 @@ class Recovered(NamedTuple):
 def recover(log: Log, catalog: Catalog, machine: StateMachine, publisher: Publisher) -> Recovered:
     catalog.restore(machine)
     machine.flushed = catalog.position
+    if catalog.position > 1 and not log.exists:
+        raise Corrupt(
+            f"the log is missing: the catalog stands at position {catalog.position} and needs what comes after it",
+            hint="restore the log directory from a copy, or rebuild an empty data directory from the object store with"
+            " `millstream restore`",
+        )
     position = None
     applied = 0
     for batch in log.read():

@@ -11,7 +11,7 @@ import heapq
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -50,6 +50,7 @@ from millstream.tiers.journal import Journals
 logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
+START_OVER: Final = object()
 
 
 Topic = int | tuple[str, str]
@@ -105,9 +106,9 @@ class Shard:
             self.machine, self.hot, self.journals, catalog, cold, blobs, log, self.committer, clock, flush_limits
         )
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
-        self._reclaimer = Reclaimer(catalog, cold, self.flusher, self.machine, clock, reclaim_grace_seconds)
+        self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
         self._listeners: dict[Topic, set[Listener]] = {}
-        self._touched: set[int] = set()
+        self._touched: dict[int, int] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[None]] = set()
@@ -121,8 +122,10 @@ class Shard:
         for stream in self.machine.dirty.values():
             self._watch_deadline(stream)
         if self.machine.secrets is None:
-            self.submit(SecretsCreated(self.clock.random_bytes(32), self.clock.random_bytes(32)))
-            await self.committer.drain()
+            secrets = SecretsCreated(self.clock.random_bytes(32), self.clock.random_bytes(32))
+            error = await self.committer.submit_and_wait(secrets)
+            if error is not None:
+                raise error
         self._tasks = [
             loop.create_task(self._tick_forever()),
             loop.create_task(self.flusher.run_forever()),
@@ -134,17 +137,18 @@ class Shard:
         for task in (*self._tasks, *self._errands):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
-        if self.committer.failure is None:
-            self._flush_touches()
-            await self.committer.drain()
-            try:
+        try:
+            if self.committer.failure is None:
+                self._flush_touches()
+                await self.committer.drain()
                 await self.flusher.flush()
-            except MillstreamError as error:
-                logger.warning("the last flush failed, the log keeps everything: %s", error)
-        self._log.close()
-        self.flusher.close()
-        self.cold.close()
-        self._catalog.close()
+        except Exception as error:
+            logger.warning("the last flush failed, the log keeps everything: %s", error)
+        finally:
+            self._log.close()
+            self.flusher.close()
+            self.cold.close()
+            self._catalog.close()
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -196,25 +200,46 @@ class Shard:
     def create(self, command: CreateStream, reply: Reply) -> None:
         """Create a stream, or find that it exists as asked; the reply gets a Created or an error."""
         again = partial(self.create, command, reply)
-        if command.fork is not None and self.names.wait_for(command.fork.source, again):
-            return
-        if self.names.wait_for(("bucket", command.key.bucket), again):
+        if any(self.names.wait_for(name, again) for name in self._other_names(command)):
             return
         if command.fork is not None and command.fork.offset is not None:
             source = self.machine.find(command.fork.source)
-            if source is not None and not self.reader.is_hot(source, command.fork.offset):
+            offset = command.fork.offset
+            if source is not None and source.earliest <= offset and not self.reader.is_hot(source, offset):
                 warmed = partial(self._create_warmed, command, reply)
-                self.errand(self.reader.warm(source, command.fork.offset), warmed)
+                self.errand(self.reader.warm(source, offset), warmed)
                 return
-        self.alone(command.key, partial(self._create, command), reply)
+        self.alone(command.key, partial(self._create, command), partial(self._created, command, reply))
+
+    def _created(self, command: CreateStream, reply: Reply, outcome: object) -> None:
+        if outcome is START_OVER:
+            self.create(command, reply)
+        else:
+            reply(outcome)
 
     def _create_warmed(self, command: CreateStream, reply: Reply, error: MillstreamError | None) -> None:
         if error is not None:
             reply(error)
         else:
-            self.alone(command.key, partial(self._create, command), reply)
+            self.alone(command.key, partial(self._create, command), partial(self._created, command, reply))
+
+    @staticmethod
+    def _other_names(command: CreateStream) -> list[Hashable]:
+        """What else a creation depends on: its bucket, and the source of a fork with its snapshot."""
+        names: list[Hashable] = [("bucket", command.key.bucket)]
+        if command.fork is not None:
+            names += [command.fork.source, ("snapshot", str(command.fork.source))]
+        return names
+
+    def _must_wait(self, command: CreateStream) -> bool:
+        """Whether something is happening to a name the creation depends on. It then starts over, holding nothing:
+        two that waited for each other's names while holding their own would wait for ever."""
+        return any(self.names.is_held(name) for name in self._other_names(command))
 
     def _create(self, command: CreateStream, reply: Reply) -> None:
+        if self._must_wait(command):
+            reply(START_OVER)
+            return
         now_ms = self.clock.now_ms()
         records, existing = self.machine.check_create(command, now_ms, self.reader.resolve_fork)
         if existing is not None:
@@ -233,7 +258,8 @@ class Shard:
     def _copy_snapshot(
         self, command: CreateStream, created: StreamCreated, then: Callable[[StreamCreated], None], reply: Reply
     ) -> None:
-        assert created.snapshot is not None
+        assert created.snapshot is not None and created.fork is not None
+        source = created.fork.source
         name = blob_name(command.key, created.snapshot.offset, self.clock.random_bytes(8))
         copied = msgspec.structs.replace(created, snapshot=msgspec.structs.replace(created.snapshot, blob=name))
 
@@ -241,7 +267,12 @@ class Shard:
             try:
                 if error is not None:
                     raise error
-                then(copied)
+                origin = self.machine.by_incarnation(source)
+                if self._must_wait(command) or origin is None or origin.snapshot != created.snapshot:
+                    self.errand(self.blobs.delete(name))
+                    reply(START_OVER)
+                else:
+                    then(copied)
             except MillstreamError as refusal:
                 reply(refusal)
 
@@ -307,6 +338,7 @@ class Shard:
             reply(outcome)
 
         async def store() -> None:
+            self.machine.check_snapshot(stream, offset)
             await self.reader.warm(stream, offset)
             self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
             await self.blobs.commit(upload, name)
@@ -345,6 +377,9 @@ class Shard:
                 failure = error
             except OSError as error:
                 failure = Unavailable(f"a file could not be written: {error.strerror}", code="disk_error")
+            except Exception:
+                logger.exception("an errand failed")
+                failure = MillstreamError("the server failed; its log says why", code="internal_error")
             if done is not None:
                 done(failure)
             elif failure is not None:
@@ -377,7 +412,11 @@ class Shard:
                 finish(error)
 
         stream = self.machine.find(name) if isinstance(name, StreamKey) else None
-        self.settle(stream, run, None)
+        if stream is not None and stream.is_expired(self.clock.now_ms()):
+            # A fork of it may be in flight: whether it keeps its name is known when that is durable.
+            self.committer.settle(run, None)
+        else:
+            self.settle(stream, run, None)
 
     # -- what durable batches do -----------------------------------------------------------------------------
 
@@ -432,7 +471,7 @@ class Shard:
         """A read restarts a sliding window. That becomes a record once a second, not once a read."""
         if stream.expiry.ttl_seconds is not None:
             stream.last_access_ms = self.clock.now_ms()
-            self._touched.add(stream.incarnation)
+            self._touched[stream.incarnation] = stream.last_access_ms
 
     def scan_paths(self, prefix: str) -> Iterator[Stream]:
         """Every live stream whose v1 path starts with a prefix, from the catalog and from memory."""
@@ -495,9 +534,14 @@ class Shard:
                 self._expire()
 
     def _flush_touches(self) -> None:
-        if self._touched:
-            self.submit(StreamsTouched(sorted(self._touched), self.clock.now_ms()))
-            self._touched.clear()
+        touched, self._touched = self._touched, {}
+        if touched:
+
+            def written(error: object) -> None:
+                if error is not None:
+                    self._touched = touched | self._touched
+
+            self.submit(StreamsTouched(touched), written)
 
     def _expire(self) -> None:
         """Delete streams whose time has come. A window that slid since it was noted is noted anew."""

@@ -117,8 +117,6 @@ class Wakes:
             raise Conflict(f"there are {SUBSCRIPTIONS_MAX} subscriptions already", code="TOO_MANY_SUBSCRIPTIONS")
         if config.webhook_url is not None:
             checked_url(config.webhook_url)
-        for path in config.streams:
-            parse_v1_path(path)
         if config.wake_stream is not None and self._shard.machine.find(parse_v1_path(config.wake_stream)) is None:
             raise InvalidRequest(f"the wake stream {config.wake_stream!r} does not exist", code="INVALID_REQUEST")
 
@@ -129,7 +127,8 @@ class Wakes:
                 path = stream.key.v1_path
                 if path != config.wake_stream and matches(config.pattern, path):
                     links[path] = (["glob"], stream.tail)
-        for path in config.streams:
+        for name in config.streams:
+            path = parse_v1_path(name).v1_path
             types, acked = links.get(path, ([], self.tail_of(path)))
             links[path] = ([*types, "explicit"], acked)
         return links
@@ -153,9 +152,8 @@ class Wakes:
     def link(self, subscription_id: str, paths: list[str], reply: Reply) -> None:
         def action(done: Reply) -> None:
             subscription = self.get(subscription_id)
-            for path in paths:
-                parse_v1_path(path)
-            linked: Links = {path: (["explicit"], self.tail_of(path)) for path in paths}
+            names = [parse_v1_path(path).v1_path for path in paths]
+            linked: Links = {name: (["explicit"], self.tail_of(name)) for name in names}
             self._change(subscription, done, linked=linked)
 
         self._alone(subscription_id, action, reply)

@@ -258,6 +258,8 @@ class StateMachine:
         A stream that has expired gives up its name first, in a record of its own.
         """
         records: list[StreamCreated | StreamDeleted] = []
+        if command.bucket_required:
+            self.bucket(command.key.bucket)
         existing = self.find(command.key)
         if existing is not None:
             if existing.soft_deleted or (existing.forks and existing.is_expired(now_ms)):
@@ -275,8 +277,6 @@ class StateMachine:
             records.append(StreamDeleted(existing.incarnation, now_ms, existing.key, expired=True))
         if command.if_match is not None:
             raise PreconditionFailed(f"If-Match names a state, but stream {command.key} does not exist")
-        if command.bucket_required:
-            self.bucket(command.key.bucket)
         if command.producer is not None:
             is_duplicate(None, command.producer)
         content_type, expiry = command.content_type, command.expiry
@@ -318,8 +318,10 @@ class StateMachine:
         )
         return records, None
 
-    def check_snapshot(self, stream: Stream, offset: int, is_boundary: Callable[[Stream, int], bool]) -> None:
-        """Whether a snapshot may be published at this offset (Extensions §2.2)."""
+    def check_snapshot(
+        self, stream: Stream, offset: int, is_boundary: Callable[[Stream, int], bool] | None = None
+    ) -> None:
+        """Whether a snapshot may be published at this offset (Extensions §2.2); all but the boundary without one."""
         if offset > stream.tail:
             raise Conflict(
                 f"the snapshot's offset lies beyond the tail of stream {stream.key}", code="snapshot_beyond_tail"
@@ -330,7 +332,7 @@ class StateMachine:
             )
         if stream.snapshot is not None and offset < stream.snapshot.offset:
             raise Conflict(f"stream {stream.key} has a newer snapshot", code="snapshot_stale")
-        if not is_boundary(stream, offset):
+        if is_boundary is not None and not is_boundary(stream, offset):
             raise InvalidRequest(
                 "the snapshot's offset is not a message boundary",
                 code="invalid_offset",
@@ -499,7 +501,9 @@ class StateMachine:
         if self._by_key.get(stream.key) is stream:
             del self._by_key[stream.key]
         self.removed[stream.incarnation] = stream.key
-        self.buckets[stream.key.bucket].streams -= 1
+        bucket = self.buckets.get(stream.key.bucket)
+        if bucket is not None:
+            bucket.streams -= 1
         self.purged.append(stream)
         if stream.snapshot is not None:
             self.freed_blobs.append(stream.snapshot.blob)
@@ -528,11 +532,11 @@ class StateMachine:
         return stream
 
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:
-        for incarnation in record.streams:
+        for incarnation, at_ms in record.accessed.items():
             stream = self.by_incarnation(incarnation)
             if stream is not None:
                 self._change(stream)
-                stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
+                stream.last_access_ms = max(stream.last_access_ms, at_ms)
 
     def _bucket_created(self, record: BucketCreated, position: int) -> None:
         self.buckets.setdefault(record.bucket, Bucket(record.bucket, record.at_ms))

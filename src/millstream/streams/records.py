@@ -5,8 +5,8 @@ record, so there is no crash between them. Records are msgpack arrays `[tag, fie
 added at the end, with a default, and a tag is never reused. `docs/formats/log.md` describes them for readers in
 other languages.
 
-Positions number what happens in a shard. A record takes one position and each of its messages the next ones:
-`position, position + 1, … position + n`. So every message has a position of its own, positions totally order
+Positions number what happens in a shard. A record takes one position, each of its messages the next ones, and if it
+closes its stream that takes one more. So every message has a position of its own, positions totally order
 all messages of a shard, and two messages have consecutive positions only if one append wrote both.
 """
 
@@ -99,10 +99,9 @@ class StreamDeleted(Record, frozen=True, tag=5):
 
 
 class StreamsTouched(Record, frozen=True, tag=6):
-    """Reads that restarted the sliding windows of these streams."""
+    """Reads that restarted the sliding windows of these streams, and when."""
 
-    streams: list[int]
-    at_ms: int
+    accessed: dict[int, int]
 
 
 class SecretsCreated(Record, frozen=True, tag=7):
@@ -187,8 +186,9 @@ class SegmentRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SegmentSealed(Record, frozen=True, tag=12):
-    """The cold tier now covers everything before position `through`; these segments are new in it."""
+    """The cold tier now covers everything before position `through`; what came from `first` on is new in it."""
 
+    first: int
     through: int
     at_ms: int
     manifest: str
@@ -219,9 +219,11 @@ encode_record = _ENCODER.encode
 
 
 def span(record: AnyRecord) -> int:
-    """How many positions a record takes: its own and one for each message."""
-    if isinstance(record, Appended | StreamCreated):
-        return 1 + len(record.messages)
+    """How many positions a record takes: its own, one for each message, and one for closing its stream."""
+    if isinstance(record, Appended):
+        return 1 + len(record.messages) + record.close
+    if isinstance(record, StreamCreated):
+        return 1 + len(record.messages) + record.closed
     return 1
 
 
@@ -233,7 +235,7 @@ def encode_batch(encoded_records: Sequence[bytes]) -> bytes:
 def decode_batch(payload: bytes) -> list[AnyRecord]:
     try:
         return _BATCH_DECODER.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(
             f"a log batch holds a record this version cannot read: {error}",
             hint="the data was written by a newer millstream, or is damaged",

@@ -48,6 +48,8 @@ class Blobs:
     def __init__(self, objects: Objects, spool: Path) -> None:
         self._objects = objects
         self._spool = spool
+        # The names given out since the start: whatever their age looks like, they are no leftovers.
+        self.made: set[str] = set()
         spool.mkdir(parents=True, exist_ok=True)
         for leftover in spool.iterdir():
             leftover.unlink()
@@ -57,14 +59,17 @@ class Blobs:
 
     async def commit(self, upload: Upload, name: str) -> None:
         """Make an upload durable under its name."""
+        self.made.add(name)
         await self._objects.put(_ROOT + name, upload.path)
         upload.discard()
 
     async def copy(self, name: str, copy: str) -> None:
         """Give a blob a second name, with a life of its own."""
+        self.made.add(copy)
         await self._objects.copy(_ROOT + name, _ROOT + copy)
 
     async def delete(self, name: str) -> None:
+        self.made.discard(name)
         await self._objects.delete(_ROOT + name)
 
     def read(self, name: str) -> AsyncIterator[bytes]:

@@ -14,6 +14,7 @@ Layout under the root, for people and for engines that prune by path:
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -81,6 +82,8 @@ class ColdTier:
         return self._groups.bytes + self._footers.bytes
 
     def close(self) -> None:
+        for task in self._loading.values():
+            task.cancel()
         self._threads.shutdown(cancel_futures=True)
 
     # -- reading -------------------------------------------------------------------------------------------
@@ -102,10 +105,20 @@ class ColdTier:
             self._read_ahead(incarnation, end)
         return Run(start, end, [group.bytes_of(first, stop)] if joined else group.messages(first, stop))
 
-    async def rows_at(self, incarnation: int, offset: int) -> ExtentRows:
+    def extent_at(self, incarnation: int, offset: int) -> FoundExtent:
         extent = self._catalog.extent_at(incarnation, offset)
         if extent is None:
             raise Corrupt(f"incarnation {incarnation} lacks its messages from offset {offset}")
+        return extent
+
+    async def messages(self, extent: FoundExtent, offset: int, bound: int) -> list[bytes]:
+        """The messages of an extent that lie beyond an offset and end by a bound."""
+        rows = ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
+        first = bisect_right(rows.group.ends, offset, rows.first, rows.stop)
+        return rows.group.messages(first, bisect_right(rows.group.ends, bound, first, rows.stop))
+
+    async def rows_at(self, incarnation: int, offset: int) -> ExtentRows:
+        extent = self.extent_at(incarnation, offset)
         return ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
 
     def cached_rows_at(self, incarnation: int, offset: int) -> ExtentRows | None:
@@ -144,7 +157,7 @@ class ColdTier:
         return task
 
     def _loaded(self, key: Hashable, task: asyncio.Task[RowGroup]) -> None:
-        del self._loading[key]
+        self._loading.pop(key, None)
         if not task.cancelled() and task.exception() is None:
             self._groups.put(key, task.result(), task.result().size)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 class Note(NamedTuple):
     """Something that happened to a stream: created, closed, deleted, expired, snapshot.
 
-    `after` counts the messages of the same record that come before it: a close follows the last message.
+    `after` is how far behind the record's own position it lies: a close follows the last message.
     """
 
     event: str

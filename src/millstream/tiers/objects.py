@@ -21,6 +21,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 from millstream.errors import ConfigurationError, NotFound, Unavailable
 
 STREAM_CHUNK_BYTES: Final = 256 << 10
+PARTS_AT_ONCE: Final = 2  # of 5 MiB each, while a large object is uploaded
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class Objects:
         with _our_errors(path):
             # Only small objects can be refused if they exist; names are never reused, so large ones need not be.
             mode: Any = "create" if isinstance(data, bytes) and len(data) < 4 << 20 else "overwrite"
-            await obstore.put_async(self._store, path, data, mode=mode)
+            await obstore.put_async(self._store, path, data, mode=mode, max_concurrency=PARTS_AT_ONCE)
             if self._folder is not None:
                 _sync_file(self._folder / path, self._folder)
 
