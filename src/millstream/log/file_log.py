@@ -79,7 +79,7 @@ class FileLog:
             data = memoryview(path.read_bytes())
             header = decode_segment_header(data)
             if header is None:
-                if is_last and not _holds_data(data):
+                if is_last and (len(data) <= SEGMENT_HEADER_BYTES or not _holds_data(data)):
                     # Crashed while starting this segment: nothing can be in it.
                     path.unlink()
                     self._disk.sync_directory(self._directory)

@@ -41,6 +41,7 @@ _PREFLIGHT: Final = Response(
     b"access-control-max-age: 86400\r\n",
 )
 
+PATH_BYTES_CACHED_MAX: Final = 512
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
 
 Handler = Callable[..., None]
@@ -54,8 +55,13 @@ class Route(NamedTuple):
     key: StreamKey | None = None
 
 
-@lru_cache(maxsize=65_536)
 def route(path: bytes) -> Route:
+    # A longer path can name nothing: three bytes for each of a key's, percent-encoded, and what surrounds it.
+    return _route(path) if len(path) <= PATH_BYTES_CACHED_MAX else _route.__wrapped__(path)
+
+
+@lru_cache(maxsize=65_536)
+def _route(path: bytes) -> Route:
     if path.startswith(V1_ROOT):
         if path == _CONTROL_ROOT or path.startswith(_CONTROL_ROOT + b"/"):
             return Route("control")

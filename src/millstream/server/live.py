@@ -30,16 +30,21 @@ class LiveReaders:
     def __init__(self, shard: Shard, limits: ReadLimits) -> None:
         self.shard = shard
         self.limits = limits
-        self.count = 0
+        self.live: set[LongPoll | Follower] = set()
         # The data event encoded last: after an append every follower of the stream asks for the same one.
         self._encoded: tuple[int, int, int, bytes] = (0, 0, 0, b"")
 
     def check_room(self, topic: Topic) -> None:
         if (
-            self.count >= self.limits.live_readers_max
+            len(self.live) >= self.limits.live_readers_max
             or self.shard.listener_count(topic) >= self.limits.live_readers_per_stream_max
         ):
             raise Unavailable("there are too many live reads", code="too_many_live_readers", retry_after_seconds=5)
+
+    def end_all(self) -> None:
+        """The server is stopping: each live read gets the end it would get when its time is up."""
+        for reader in tuple(self.live):
+            reader.end()
 
     def cursor(self, echoed: str | None) -> str:
         clock = self.shard.clock
@@ -64,13 +69,16 @@ class LongPoll:
         self._topic = topic
         self._is_ready = is_ready
         self._done = done
-        readers.count += 1
+        readers.live.add(self)
         readers.shard.listen(topic, self)
         self._timer = asyncio.get_running_loop().call_later(readers.limits.long_poll_seconds, self._finish)
 
     def wake(self) -> None:
         if self._is_ready():
             self._finish()
+
+    def end(self) -> None:
+        self._finish()
 
     def _finish(self) -> None:
         self.cancel()
@@ -79,7 +87,7 @@ class LongPoll:
     def cancel(self) -> None:
         self._timer.cancel()
         self._readers.shard.unlisten(self._topic, self)
-        self._readers.count -= 1
+        self._readers.live.discard(self)
 
 
 class Follower:
@@ -104,7 +112,7 @@ class Follower:
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
-        self._readers.count += 1
+        self._readers.live.add(self)
         self._readers.shard.listen(self._topic, self)
         loop, limits = asyncio.get_running_loop(), self._readers.limits
         lifetime = loop.call_later(limits.sse_lifetime_seconds, self._finish)
@@ -131,6 +139,9 @@ class Follower:
         loop = asyncio.get_running_loop()
         self._timers[1] = loop.call_later(self._readers.limits.sse_heartbeat_seconds, self._beat)
 
+    def end(self) -> None:
+        self._finish()
+
     def _finish(self) -> None:
         sink = self._sink
         if sink is not None:
@@ -143,7 +154,7 @@ class Follower:
             for timer in self._timers:
                 timer.cancel()
             self._readers.shard.unlisten(self._topic, self)
-            self._readers.count -= 1
+            self._readers.live.discard(self)
 
 
 class StreamFollower(Follower):

@@ -17,6 +17,9 @@ Fields = bytes
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _HOST: Final = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
+HOST_BYTES_MAX: Final = 300
+QUERY_BYTES_CACHED_MAX: Final = 256
+
 STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
@@ -146,17 +149,27 @@ class Response:
 ReplyWith = Callable[[Response], None]
 
 
-@lru_cache(maxsize=4096)
 def base_url_of(scheme: str, host: bytes) -> str:
+    if len(host) > HOST_BYTES_MAX:
+        raise InvalidRequest(f"the Host header is longer than {HOST_BYTES_MAX} bytes", code="invalid_host")
+    return _base_url_of(scheme, host)
+
+
+@lru_cache(maxsize=4096)
+def _base_url_of(scheme: str, host: bytes) -> str:
     text = host.decode("latin-1")
     if _HOST.fullmatch(text) is None:
         raise InvalidRequest(f"the Host header {text[:80]!r} is not a host", code="invalid_host")
     return f"{scheme}://{text}"
 
 
-@lru_cache(maxsize=4096)
 def parse_query(raw: bytes) -> dict[str, str]:
     """The query's parameters; one that is repeated or malformed is refused."""
+    return _parse_query(raw) if len(raw) <= QUERY_BYTES_CACHED_MAX else _parse_query.__wrapped__(raw)
+
+
+@lru_cache(maxsize=4096)
+def _parse_query(raw: bytes) -> dict[str, str]:
     parameters: dict[str, str] = {}
     for pair in raw.split(b"&"):
         if not pair:

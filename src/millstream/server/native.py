@@ -17,10 +17,19 @@ from typing import Any, cast
 
 import httptools
 
+from millstream.errors import InvalidRequest
 from millstream.server.app import Application
-from millstream.server.error_map import problem
+from millstream.server.error_map import error_response, problem
 from millstream.server.limits import HttpLimits
-from millstream.server.messages import COMMON_FIELDS, STATUS_LINES, BodyStream, Request, Response, Upload
+from millstream.server.messages import (
+    COMMON_FIELDS,
+    STATUS_LINES,
+    BodyStream,
+    Request,
+    Response,
+    Upload,
+    base_url_of,
+)
 
 logger = logging.getLogger("millstream.server")
 
@@ -69,6 +78,7 @@ class NativeServer:
             self._server.close()
         for connection in tuple(self.connections):
             connection.retire()
+        self.app.readers.end_all()
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
@@ -88,23 +98,29 @@ class Connection(asyncio.Protocol):
         "_current",
         "_deadline",
         "_discards",
+        "_has_hung_up",
         "_header_bytes",
         "_headers",
         "_in_headers",
         "_is_last",
         "_is_receiving",
+        "_is_write_paused",
         "_keep_alive",
+        "_lingering",
         "_loop",
+        "_owes_continue",
         "_parser",
+        "_received",
         "_refusal",
         "_server",
         "_streaming",
         "_transport",
+        "_unsent",
+        "_unsent_since",
         "_upload",
         "_url",
         "_version",
         "_waiting",
-        "_write_paused_at",
     )
 
     def __init__(self, server: NativeServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -118,12 +134,18 @@ class Connection(asyncio.Protocol):
         self._is_last = False  # no request will follow those that have arrived
         self._discards = False  # a final answer was sent; what still arrives is thrown away
         self._refusal: Response | None = None  # the answer to what came after the requests in line
-        self._write_paused_at: float | None = None
+        self._is_write_paused = False
         self._deadline = server.now + server.limits.header_timeout_seconds
         self._keep_alive = True
         self._version = "1.1"
         self._is_receiving = self._in_headers = False
         self._upload: Upload | None = None
+        self._owes_continue = False  # the request being received expects a 100, once those before it are answered
+        self._has_hung_up = False  # the last answer is written
+        self._lingering: asyncio.TimerHandle | None = None
+        self._received = 0  # requests, the one that is arriving included
+        self._unsent = 0
+        self._unsent_since = server.now
         self._reset()
 
     def _reset(self) -> None:
@@ -154,26 +176,28 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discards:
             return
+        # What arrives within one request and adds nothing to its body is headers, trailers or chunk framing. (A piece
+        # that also ends the request before is mostly that one's; its headers are measured when they are complete.)
+        received, body_bytes = self._received - self._is_receiving, self._body_bytes
         try:
             self._parser.feed_data(data)
-            if self._in_headers:
+            if self._is_receiving and self._received == received + 1 and self._body_bytes in (0, body_bytes):
                 self._header_bytes += len(data)
                 if self._header_bytes > self._server.limits.header_bytes_max:
                     self._refuse(_HEADERS_TOO_LARGE)
-        except httptools.HttpParserUpgrade:
-            # We speak HTTP/1.1 only. The request before the upgrade was delivered; nothing after it can be.
-            self._is_last = self._discards = True
-            self._keep_alive = False
-            if self._current is None and not self._waiting:
-                self._refuse(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
+        except httptools.HttpParserUpgrade as upgrade:
+            # An upgrade that we do not offer is ignored (RFC 9110 §7.8): what follows is HTTP/1.1 as before.
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if rest:
+                self.data_received(rest)
         except _Refused as refused:
             self._refuse(refused.response)
         except httptools.HttpParserCallbackError as error:
-            refused_by_us = error.__context__
-            if isinstance(refused_by_us, _Refused):
-                self._refuse(refused_by_us.response)
-            else:
+            # Not kept in a local: the exception's frames hold the request, and this frame would close the circle.
+            if not isinstance(error.__context__, _Refused):
                 raise
+            self._refuse(error.__context__.response)
         except httptools.HttpParserError as error:
             self._refuse(problem(400, "malformed_request", f"this is not HTTP/1.1: {error}"))
 
@@ -192,6 +216,11 @@ class Connection(asyncio.Protocol):
             if request.upload is not None:
                 request.upload.discard()
         self._waiting.clear()
+        # The parser and its callbacks are a cycle, and a collection may be far away.
+        self._parser = None
+        self._reset()
+        if self._lingering is not None:
+            self._lingering.cancel()
         if self._streaming is not None:
             self._streaming.cancel()
             self._streaming = None
@@ -200,10 +229,10 @@ class Connection(asyncio.Protocol):
             self._current = None
 
     def pause_writing(self) -> None:
-        self._write_paused_at = self._server.now
+        self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        self._write_paused_at = None
+        self._is_write_paused = False
         if self._streaming is not None:
             self._streaming.resume()
 
@@ -211,6 +240,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reset()
+        self._received += 1
         self._is_receiving = self._in_headers = True
         self._deadline = self._server.now + self._server.limits.header_timeout_seconds
 
@@ -218,17 +248,31 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_headers:
+            # A trailer. None of our fields may come as one (RFC 9110 §6.5.1), but it costs room.
+            self._header_bytes += len(name) + len(value)
+            if self._header_bytes > self._server.limits.header_bytes_max:
+                raise _Refused(_HEADERS_TOO_LARGE)
+            return
         name = name.lower()
         headers = self._headers
         headers[name] = value if name not in headers else headers[name] + b", " + value
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        self._header_bytes = 0
         headers = self._headers
         limits = self._server.limits
-        if sum(map(len, headers.values())) + len(self._url) > limits.header_bytes_max:
+        if sum(map(len, headers)) + sum(map(len, headers.values())) + len(self._url) > limits.header_bytes_max:
             raise _Refused(_HEADERS_TOO_LARGE)
         self._version = self._parser.get_http_version()
+        if self._version not in ("1.0", "1.1"):
+            raise _Refused(problem(505, "version_not_supported", "this server speaks HTTP/1.1"))
+        if self._parser.should_upgrade() and (
+            b"content-length" in headers or b"transfer-encoding" in headers or self._parser.get_method() == b"CONNECT"
+        ):
+            # The parser hands over at the end of the headers, so the body could not be told from what follows.
+            raise _Refused(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
         method = _METHODS.get(self._parser.get_method(), "OTHER")
         if method == "PUT":
             self._upload, self._body_bytes_max = self._server.app.upload_for(method, self._url, limits.body_bytes_max)
@@ -237,12 +281,20 @@ class Connection(asyncio.Protocol):
             raise _Refused(_body_too_large(self._body_bytes_max))
         if b"host" not in headers and self._version == "1.1":
             raise _Refused(problem(400, "missing_host", "an HTTP/1.1 request needs a Host header"))
+        if b"host" in headers:
+            try:
+                base_url_of("http", headers[b"host"])
+            except InvalidRequest as error:
+                raise _Refused(error_response(error)) from None
         expect = headers.get(b"expect")
         if expect is not None:
             if expect.lower() != b"100-continue":
                 raise _Refused(problem(417, "expectation_failed", "the only expectation known is 100-continue"))
-            if self._current is None and self._version != "1.0":
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if self._version != "1.0":
+                if self._current is None:
+                    self._transport.write(_CONTINUE)
+                else:
+                    self._owes_continue = True
         self._deadline = self._server.now + limits.body_timeout_seconds
 
     def on_body(self, chunk: bytes) -> None:
@@ -275,8 +327,10 @@ class Connection(asyncio.Protocol):
             self._respond,
             self._server.public_url,
         )
+        self._body = b""  # the request's now: an idle connection holds nothing
+        self._headers = {}
         keep_alive = self._parser.should_keep_alive()
-        self._is_receiving = False
+        self._is_receiving = self._owes_continue = False
         request.upload, self._upload = self._upload, None
         if self._current is None:
             self._begin(request, keep_alive, self._version)
@@ -349,7 +403,12 @@ class Connection(asyncio.Protocol):
         elif self._refusal is not None:
             self._refuse(self._refusal)
         else:
-            self._deadline = self._server.now + self._server.limits.idle_timeout_seconds
+            limits = self._server.limits
+            if self._owes_continue:
+                self._owes_continue = False
+                self._transport.write(_CONTINUE)
+            waits = limits.body_timeout_seconds if self._is_receiving else limits.idle_timeout_seconds
+            self._deadline = self._server.now + waits
 
     def _begin_next(self, request: Request, keep_alive: bool, version: str) -> None:
         if self._current is request:
@@ -359,6 +418,8 @@ class Connection(asyncio.Protocol):
         """Answer what could not become a request, and hang up."""
         self._drop_upload()
         self._discards = True
+        if self._has_hung_up:
+            return  # in the same packet as a request that was the last
         if self._current is not None:
             self._refusal = response  # after the requests before it
             return
@@ -370,19 +431,22 @@ class Connection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Close, but give the client time to read: closing at once with unread input would reset the connection."""
-        self._discards = True
+        self._discards = self._has_hung_up = True
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):
                 self._transport.write_eof()
         self._deadline = self._server.now + LINGER_SECONDS
-        self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
 
     # -- limits --------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
         """Called at every tick: end what has waited too long."""
-        if self._write_paused_at is not None and now - self._write_paused_at > self._server.limits.send_timeout_seconds:
-            self._transport.abort()
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        if unsent and now - self._unsent_since > self._server.limits.send_timeout_seconds:
+            self._transport.abort()  # closing would wait for the client to read what it never will
         elif self._current is None and not self._discards and now > self._deadline:
             if self._is_receiving:
                 self._refuse(problem(408, "request_timeout", "the request took too long to arrive"))
@@ -393,13 +457,6 @@ class Connection(asyncio.Protocol):
         """The server is stopping: end live reads, close once idle."""
         self._keep_alive = False
         if self._current is None:
-            self._transport.close()
-        elif self._streaming is not None:
-            streaming, self._streaming = self._streaming, None
-            streaming.cancel()
-            self._transport.close()
-        elif self._current.on_disconnect is not None:
-            self._current.disconnect()
             self._transport.close()
 
     def abort(self) -> None:
@@ -419,7 +476,7 @@ class _StreamedBody:
         connection = self._connection
         if data:
             connection._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        return connection._write_paused_at is None
+        return not connection._is_write_paused
 
     def finish(self) -> None:
         if self._chunked:
@@ -437,6 +494,7 @@ class _Refused(Exception):
         self.response = response
 
 
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEADERS_TOO_LARGE = problem(431, "headers_too_large", "the request line and headers are too large")
 
 

@@ -68,15 +68,21 @@ class Node:
         clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
         data_dir = config.server.data_dir
-        log = FileLog(data_dir / "log", clock, segment_bytes=config.log.segment_bytes, disk=disk)
-        catalog = Catalog(data_dir / "catalog")
-        objects = open_objects(object_store_settings(config))
+        try:
+            log = FileLog(data_dir / "log", clock, segment_bytes=config.log.segment_bytes, disk=disk)
+            catalog = Catalog(data_dir / "catalog")
+            objects = open_objects(object_store_settings(config))
+            blobs = Blobs(objects, data_dir / "uploads")
+        except OSError as error:
+            raise ConfigurationError(
+                f"the data directory {data_dir} cannot be used: {error}", hint="choose a writable one with --data-dir"
+            ) from None
         cold = config.cold
         self.shard = Shard(
             log,
             catalog,
             ColdTier(objects, catalog, cold.cache_bytes),
-            Blobs(objects, data_dir / "uploads"),
+            blobs,
             clock,
             hot_bytes_max=config.hot.bytes_max,
             flush_limits=FlushLimits(
