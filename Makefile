@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CONFORMANCE := tests/conformance
+JAVASCRIPT := tests/javascript
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve check format test soak bench clean
@@ -28,6 +29,12 @@ $(CONFORMANCE)/node_modules/.installed: $(CONFORMANCE)/package.json $(CONFORMANC
 	npm ci --prefix $(CONFORMANCE) --no-audit --no-fund --loglevel=error
 	@touch $@
 
+$(JAVASCRIPT)/node_modules/.installed: $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json
+	npm ci --prefix $(JAVASCRIPT) --no-audit --no-fund --loglevel=error
+	@touch $@
+
+TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed
+
 check: $(VENV)/.dev ## Lint, formatting, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,10 +45,10 @@ format: $(VENV)/.dev ## Reformat the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed ## Run all tests
+test: $(TEST_DEPENDENCIES) ## Run all tests
 	$(BIN)/pytest -m 'not soak'
 
-soak: $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed ## Run the long crash and load tests
+soak: $(TEST_DEPENDENCIES) ## Run the long crash and load tests
 	$(BIN)/pytest -m soak
 
 bench: $(VENV)/.dev ## Measure against the peers; results in bench/results
@@ -49,4 +56,4 @@ bench: $(VENV)/.dev ## Measure against the peers; results in bench/results
 	$(BIN)/python -m bench
 
 clean: ## Remove what the other targets made, data excepted
-	rm -rf $(VENV) $(CONFORMANCE)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CONFORMANCE)/node_modules $(JAVASCRIPT)/node_modules bench/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -138,7 +138,7 @@ class Application:
             self.subscriptions.handle(request)
         elif found.kind == "reserved":
             self._reserved(request, found.arguments[0])
-        elif found.kind in ("health", "stats") and request.method in ("PUT", "POST", "DELETE"):
+        elif found.kind in ("health", "stats") and request.method == "PUT":
             self._reserved(request, "healthz")
         else:
             methods = self._resources[found.kind]

@@ -31,8 +31,8 @@ class LiveReaders:
         self.shard = shard
         self.limits = limits
         self.live: set[LongPoll | Follower] = set()
-        # The data event encoded last: after an append every follower of the stream asks for the same one.
-        self._encoded: tuple[int, int, int, bytes] = (0, 0, 0, b"")
+        # The events encoded last: after an append nearly every follower of the stream asks for the same ones.
+        self._encoded: tuple[tuple[int, int, int, bool, str], bytes] = ((0, 0, 0, False, ""), b"")
 
     def check_room(self, topic: Topic) -> None:
         if (
@@ -50,12 +50,16 @@ class LiveReaders:
         clock = self.shard.clock
         return next_cursor(clock.now_ms(), echoed, clock.uniform(*JITTER_SECONDS) if echoed else 0.0)
 
-    def data_event(self, stream: Stream, start: int, result: ReadResult) -> bytes:
-        incarnation, cached_start, cached_end, event = self._encoded
-        if (incarnation, cached_start, cached_end) != (stream.incarnation, start, result.next_offset):
-            event = encode_data(stream.content_type, result.messages)
-            self._encoded = (stream.incarnation, start, result.next_offset, event)
-        return event
+    def events(self, stream: Stream, start: int, result: ReadResult, cursor: str) -> bytes:
+        """The data event of a read and the control event that follows it."""
+        # Given these, the rest of the result follows: it reaches the tail or it does not.
+        key = (stream.incarnation, start, result.next_offset, result.closed or not result.up_to_date, cursor)
+        if self._encoded[0] != key:
+            data = encode_data(stream.content_type, result.messages)
+            token = format_offset(result.next_offset)
+            control = encode_control(token, cursor=cursor, up_to_date=result.up_to_date, closed=result.closed)
+            self._encoded = (key, data + control)
+        return self._encoded[1]
 
 
 class LongPoll:
@@ -189,9 +193,10 @@ class StreamFollower(Follower):
         return False
 
     def _send(self, result: ReadResult) -> None:
-        event = self._readers.data_event(self._stream, self._offset, result)
+        self._advance_cursor()
+        events = self._readers.events(self._stream, self._offset, result, self._cursor)
         self._offset = result.next_offset
-        self._write(event + self._control(result.next_offset, result.up_to_date, result.closed))
+        self._write(events)
         if result.closed:
             self._finish()
 
@@ -218,8 +223,11 @@ class StreamFollower(Follower):
         if self._fetching is not None:
             self._fetching.cancel()
 
-    def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
+    def _advance_cursor(self) -> None:
         current = self._readers.cursor(None)
-        if int(current) > int(self._cursor):
+        if current != self._cursor and int(current) > int(self._cursor):
             self._cursor = current
+
+    def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
+        self._advance_cursor()
         return encode_control(format_offset(offset), cursor=self._cursor, up_to_date=up_to_date, closed=closed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -50,6 +51,7 @@ from millstream.tiers.journal import Journals
 logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
+WAKE_SLICE: Final = 64
 START_OVER: Final = object()
 
 
@@ -108,6 +110,10 @@ class Shard:
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
         self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
         self._listeners: dict[Topic, set[Listener]] = {}
+        # Streams that have changed and live readers that are still to hear of it.
+        self._changed: dict[int, Stream] = {}
+        self._woken: deque[tuple[Topic, Listener]] = deque()
+        self._is_waking = False
         self._touched: dict[int, int] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -227,7 +233,7 @@ class Shard:
     def _other_names(command: CreateStream) -> list[Hashable]:
         """What else a creation depends on: its bucket, and the source of a fork with its snapshot."""
         names: list[Hashable] = [("bucket", command.key.bucket)]
-        if command.fork is not None:
+        if command.fork is not None and command.fork.source != command.key:
             names += [command.fork.source, ("snapshot", str(command.fork.source))]
         return names
 
@@ -437,7 +443,10 @@ class Shard:
             if stream is not None:
                 changed[stream.incarnation] = stream
         if changed:
-            self._wake(changed)
+            self._changed |= changed
+            if not self._is_waking:
+                self._is_waking = True
+                asyncio.get_running_loop().call_soon(self._wake)
 
     def _undo_batch(self, batch: Batch) -> None:
         for record, _, _, _ in batch.entries:
@@ -506,17 +515,29 @@ class Shard:
     def listener_count(self, topic: Topic) -> int:
         return len(self._listeners.get(topic, ()))
 
-    def _wake(self, changed: dict[int, Stream]) -> None:
+    def _wake(self) -> None:
+        """Tell live readers what has changed: after the writers have their answers, and not all readers at once."""
+        changed, self._changed = self._changed, {}
         if self._listeners:
-            topics: list[Topic] = [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]
-            for topic in topics:
-                for listener in tuple(self._listeners.get(topic, ())):
-                    try:
-                        listener.wake()
-                    except Exception:
-                        # One reader's failure is not another's, nor the writer's.
-                        logger.exception("a live reader failed")
+            for topic in [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]:
+                self._woken.extend((topic, listener) for listener in self._listeners.get(topic, ()))
         self.on_committed(list(changed.values()))
+        self._wake_slice()
+
+    def _wake_slice(self) -> None:
+        for _ in range(min(WAKE_SLICE, len(self._woken))):
+            topic, listener = self._woken.popleft()
+            if listener not in self._listeners.get(topic, ()):
+                continue  # it has had its answer meanwhile
+            try:
+                listener.wake()
+            except Exception:
+                # One reader's failure is not another's, nor the writer's.
+                logger.exception("a live reader failed")
+        if self._woken or self._changed:
+            asyncio.get_running_loop().call_soon(self._wake if self._changed else self._wake_slice)
+        else:
+            self._is_waking = False
 
     # -- time ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,93 @@
+"""The command line: `python -m bench [benchmark …]`. Progress goes to stderr, the summary to stdout."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench import appends, environment, live, load, peers, reads, replay, report, startup
+from bench.measurement import Plan, progress
+
+BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (appends, reads, replay, live, startup)}
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    plan = Plan(
+        rounds=arguments.rounds or (1 if arguments.quick else 3),
+        seconds=arguments.seconds or (1 if arguments.quick else 2),
+        is_quick=arguments.quick,
+        data_parent=arguments.data_parent,
+    )
+    _allow_many_files()
+    try:
+        surroundings = environment.describe(plan)
+    except load.LoadGeneratorMissing as error:
+        print(error, file=sys.stderr)
+        return 1
+    available, skipped = peers.discover()
+    wanted = [peer for peer in available if not arguments.peer or peer.name in arguments.peer]
+    chosen, failed = peers.rehearse(wanted, plan.data_parent)
+    skipped += failed
+    for one in skipped:
+        progress(f"skipped: {one.name}: {one.reason}")
+    if not chosen:
+        print(f"no server to measure; there are: {', '.join(peer.name for peer in available)}", file=sys.stderr)
+        return 1
+    begin = time.monotonic()
+    collected = []
+    for name in arguments.benchmarks or BENCHMARKS:
+        progress(f"== {name} ({time.monotonic() - begin:.0f} s so far)")
+        collected.append(BENCHMARKS[name].run(chosen, plan))
+        surroundings["took"] = f"{time.monotonic() - begin:.0f} s"
+        if not arguments.no_write:
+            # After each one, so that what ends a later one does not take the earlier ones with it.
+            report.write(collected, skipped, surroundings, RESULTS)
+    if not arguments.no_write:
+        progress(f"tables, data and charts are in {RESULTS}")
+    print(report.as_data(collected, skipped, surroundings) if arguments.json else report.overview(collected))
+    return 0 if all(_is_valid(results) for results in collected) else 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    described = "\n".join(f"  {name:8} {benchmark.title}" for name, benchmark in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=f"Measure millstream beside its peers.\n\nbenchmarks (all, if none is named):\n{described}",
+        epilog="Exit status: 0, or 2 if a measurement of millstream was invalid (an answer was no success).",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("benchmarks", nargs="*", choices=[[], *BENCHMARKS], metavar="benchmark")
+    parser.add_argument("--quick", action="store_true", help="one round of one second, smaller data: does it work?")
+    parser.add_argument("--rounds", type=int, help="rounds of each measurement (3)")
+    parser.add_argument("--seconds", type=int, help="seconds of each throughput measurement (2)")
+    parser.add_argument("--peer", action="append", help="only this server; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print everything measured as JSON instead of the overview")
+    parser.add_argument("--no-write", action="store_true", help="leave bench/results as it is")
+    parser.add_argument(
+        "--data-parent",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="where the servers' directories are made; must be on a real disk (%(default)s)",
+    )
+    return parser
+
+
+def _allow_many_files() -> None:
+    """Servers and subscribers need a descriptor for each connection, some servers one for each stream."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _is_valid(results: report.Results) -> bool:
+    """Whether millstream's own figures count; a peer's faults are shown, but are not ours to fail on."""
+    return not any(row[report.OURS].problems for row in results.cells.values() if report.OURS in row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Opens real shards on a directory: file log, catalog and object store as a server has them, time as tests say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from millstream.errors import MillstreamError
+from millstream.log.disk import Disk
+from millstream.log.file_log import FileLog
+from millstream.protocol.keys import StreamKey, parse_v1_path
+from millstream.shard.flusher import FlushLimits
+from millstream.shard.shard import Shard
+from millstream.streams.commands import AppendMessages, CreateStream, ForkRequest
+from millstream.tiers.blobs import Blobs
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.cold import ColdTier
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from support.fake_time import FakeClock, turns
+
+# So far away in fake time that only a test that asks for a flush gets one.
+NO_FLUSHES_SECONDS = 10.0**9
+CACHE_BYTES = 1 << 20
+
+
+def key_of(path: str | StreamKey) -> StreamKey:
+    return path if isinstance(path, StreamKey) else parse_v1_path(path)
+
+
+def create(path: str | StreamKey, **fields: Any) -> CreateStream:
+    fork = fields.pop("fork", None)
+    if isinstance(fork, tuple) and not isinstance(fork, ForkRequest):
+        fork = ForkRequest(key_of(fork[0]), *fork[1:])
+    return CreateStream(key_of(path), fork=fork, **fields)
+
+
+def append(path: str | StreamKey, body: bytes = b"", content_type: str | None = "text/plain", **fields: Any) -> Any:
+    return AppendMessages(key_of(path), content_type if body else None, body, **fields)
+
+
+class ShardDriver:
+    """A started shard, asked with `await` instead of callbacks."""
+
+    def __init__(self, shard: Shard, log: FileLog, catalog: Catalog) -> None:
+        self.shard = shard
+        self.log = log
+        self.catalog = catalog
+
+    def ask(self, method: Callable[..., None], *args: Any, **keywords: Any) -> asyncio.Future[Any]:
+        """Start a command; the future gets the outcome, errors as values."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        method(*args, reply=future.set_result, **keywords)
+        return future
+
+    async def outcome(self, method: Callable[..., None], *args: Any, **keywords: Any) -> Any:
+        """Run a command to its end; errors are raised."""
+        result = await self.ask(method, *args, **keywords)
+        if isinstance(result, MillstreamError):
+            raise result
+        return result
+
+    async def create(self, path: str | StreamKey, **fields: Any) -> Any:
+        return await self.outcome(self.shard.create, create(path, **fields))
+
+    async def append(self, path: str | StreamKey, body: bytes = b"", **fields: Any) -> Any:
+        return await self.outcome(self.shard.append, append(path, body, **fields))
+
+    async def delete(self, path: str | StreamKey) -> Any:
+        return await self.outcome(self.shard.delete, key_of(path))
+
+    async def checkpoint(self) -> int:
+        """Flush: the catalog reflects the present, and what the log held is cold."""
+        return await self.shard.flusher.flush()
+
+    async def messages(self, path: str | StreamKey, offset: int = 0, bytes_max: int = 1 << 30) -> list[bytes]:
+        """Whole messages, from wherever they are."""
+        stream = self.shard.get(key_of(path))
+        return (await self.shard.reader.read_cold(stream, offset, bytes_max, apart=True)).messages
+
+    async def crash(self) -> None:
+        """Let go of the files without a last checkpoint, as the end of the process would."""
+        tasks = [*self.shard._tasks, *self.shard._errands]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.log.close()
+        self.shard.flusher.close()
+        self.shard.cold.close()
+        self.catalog.close()
+
+
+def open_shard(
+    directory: Path,
+    clock: FakeClock,
+    *,
+    disk: Disk | None = None,
+    segment_bytes: int = 64 << 10,
+    hot_bytes_max: int = 1 << 30,
+    flush_seconds: float = NO_FLUSHES_SECONDS,
+    keep_bytes: int = 0,
+) -> ShardDriver:
+    """A shard that has recovered but not started; it closes its files if it refuses to."""
+    log = FileLog(directory / "log", clock, segment_bytes=segment_bytes, disk=disk)
+    catalog = Catalog(directory / "catalog")
+    objects = open_objects(ObjectStoreSettings("fs", directory / "cold", {}))
+    cold = ColdTier(objects, catalog, CACHE_BYTES)
+    try:
+        shard = Shard(
+            log,
+            catalog,
+            cold,
+            Blobs(objects, directory / "uploads"),
+            clock,
+            hot_bytes_max=hot_bytes_max,
+            flush_limits=FlushLimits(flush_seconds, 1 << 40, keep_bytes, 10_000),
+            reclaim_grace_seconds=3600.0,
+        )
+    except BaseException:
+        log.close()
+        cold.close()
+        catalog.close()
+        raise
+    return ShardDriver(shard, log, catalog)
+
+
+@asynccontextmanager
+async def started(
+    directory: Path, clock: FakeClock, *, crash: bool = True, **options: Any
+) -> AsyncIterator[ShardDriver]:
+    """A running shard that ends in a crash, or with `crash=False` in an orderly stop."""
+    driver = open_shard(directory, clock, **options)
+    await driver.shard.start()
+    await turns(2)  # its periodic tasks count from here, not from whenever they first run
+    try:
+        yield driver
+    finally:
+        if crash:
+            await driver.crash()
+        else:
+            await driver.shard.stop()

@@ -1,0 +1,182 @@
+"""Checkpoints (the catalog's part of a flush) while streams change: one moment each, and a failed one loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import NotFound
+from millstream.shard import flusher as module
+from millstream.tiers.catalog import Catalog, Checkpoint
+from support.fake_time import FakeClock, run, turns
+from support.shards import ShardDriver, key_of, started
+
+
+async def streams(driver: ShardDriver, count: int) -> None:
+    for number in range(count):
+        await driver.create(f"logs/{number}", content_type="text/plain", body=b"x")
+
+
+def saved_tails(catalog: Catalog, count: int) -> list[int | None]:
+    found = (catalog.load_key(key_of(f"logs/{number}")) for number in range(count))
+    return [stream.tail if stream is not None else None for stream in found]
+
+
+def test_a_stream_that_changes_during_a_checkpoint_is_saved_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One stream at a time, so that commits land between the slices.
+    monkeypatch.setattr(module, "SLICE_STREAMS", 1)
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            await streams(driver, 6)
+            position = driver.shard.committer.applied_position
+            checkpoint = asyncio.create_task(driver.checkpoint())
+            await asyncio.sleep(0)
+            assert driver.shard.machine.freezing
+            # Applied here and now, in the middle of the checkpoint, as a batch that becomes durable is.
+            applied = asyncio.gather(
+                *(driver.append(f"logs/{number}", b"yy") for number in range(6)), driver.create("logs/new", body=b"n")
+            )
+            assert await checkpoint == position
+            await applied
+            assert saved_tails(driver.catalog, 6) == [1] * 6
+            assert driver.catalog.load_key(key_of("logs/new")) is None
+            assert driver.catalog.position == position
+            await driver.checkpoint()
+            assert saved_tails(driver.catalog, 6) == [3] * 6
+        async with started(tmp_path, clock) as driver:
+            assert [await driver.messages(f"logs/{number}") for number in range(6)] == [[b"x", b"yy"]] * 6
+            assert await driver.messages("logs/new") == [b"n"]
+
+    run(main(), clock)
+
+
+def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_STREAMS", 1)
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            await streams(driver, 8)
+            machine = driver.shard.machine
+            held = asyncio.Event()
+            written: list[Checkpoint] = []
+            write = driver.catalog.write
+            monkeypatch.setattr(driver.catalog, "write", lambda one: (written.append(one), write(one)))
+            original = asyncio.sleep
+
+            async def slowly(seconds: float) -> None:
+                await original(0)
+                if not held.is_set() and machine.freezing:
+                    held.set()
+                    # While most are still frozen: commit a change of each kind.
+                    await driver.append("logs/0", b"yy", close=True)
+                    await driver.delete("logs/1")
+                    await driver.delete("logs/2")
+                    await driver.create("logs/2", content_type="application/json")
+                    await driver.create("logs/fork", fork=("logs/3",))
+
+            monkeypatch.setattr(module.asyncio, "sleep", slowly)
+            await driver.checkpoint()
+            monkeypatch.setattr(module.asyncio, "sleep", original)
+            assert held.is_set()
+            assert len(written) == 1
+            # Each of the eight exactly once, as they were when it began.
+            assert len(written[0].streams) == 8
+            assert saved_tails(driver.catalog, 8) == [1] * 8
+            saved = driver.catalog.load_key(key_of("logs/0"))
+            assert saved is not None
+            assert not saved.closed
+            source = driver.catalog.load_key(key_of("logs/3"))
+            assert source is not None
+            assert source.forks == 0
+            # What was deleted meanwhile is in the catalog still, and must not come back from there.
+            with pytest.raises(NotFound):
+                driver.shard.get(key_of("logs/1"))
+            assert await driver.messages("logs/2") == []
+        async with started(tmp_path, clock) as driver:
+            assert await driver.messages("logs/0") == [b"x", b"yy"]
+            assert driver.shard.get(key_of("logs/0")).closed
+            with pytest.raises(NotFound):
+                driver.shard.get(key_of("logs/1"))
+            assert driver.shard.get(key_of("logs/2")).is_json
+            assert await driver.messages("logs/fork") == [b"x"]
+            assert driver.shard.get(key_of("logs/3")).forks == 1
+
+    run(main(), clock)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_written_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            await streams(driver, 4)
+            await driver.checkpoint()
+            await driver.append("logs/0", b"yy")
+            await driver.delete("logs/1")
+
+            def fail(checkpoint: Any) -> None:
+                raise OSError("no space left")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(driver.catalog, "write", fail)
+                with pytest.raises(OSError):
+                    await driver.checkpoint()
+            with pytest.raises(NotFound):
+                driver.shard.get(key_of("logs/1"))
+            assert saved_tails(driver.catalog, 4) == [1, 1, 1, 1]
+            await driver.append("logs/2", b"zzz")
+            await driver.checkpoint()
+            assert saved_tails(driver.catalog, 4) == [3, None, 4, 1]
+        async with started(tmp_path, clock) as driver:
+            assert await driver.messages("logs/0") == [b"x", b"yy"]
+
+    run(main(), clock)
+
+
+def test_a_checkpoint_without_changes_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            await streams(driver, 1)
+            position = await driver.checkpoint()
+
+            def fail(checkpoint: Any) -> None:
+                raise AssertionError("written for nothing")
+
+            monkeypatch.setattr(driver.catalog, "write", fail)
+            assert await driver.checkpoint() == position
+
+    run(main(), clock)
+
+
+def test_flushes_are_taken_at_their_interval(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock, flush_seconds=10.0) as driver:
+            await streams(driver, 1)
+            before = driver.catalog.position
+            clock.advance(9_000)
+            await turns()
+            assert driver.catalog.position == before
+            clock.advance(1_000)
+            await turns()
+            # The write itself runs on a thread; whoever asks next waits for it.
+            await driver.checkpoint()
+            assert driver.catalog.position > before
+            assert saved_tails(driver.catalog, 1) == [1]
+
+    run(main(), clock)

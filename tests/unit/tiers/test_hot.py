@@ -1,0 +1,77 @@
+"""Hot tails against a plain list of messages."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.tiers.hot import HotTier
+
+appends = st.lists(st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=4), max_size=6)
+
+
+def filled(start: int, batches: list[list[bytes]]) -> tuple[HotTier, list[bytes], list[int]]:
+    """A tail that begins at `start`, its messages and its boundaries."""
+    hot, offset, position = HotTier(), start, 100
+    boundaries = [start]
+    for batch in batches:
+        hot.publish(7, offset, position, 5, batch)
+        for message in batch:
+            offset += len(message)
+            boundaries.append(offset)
+        position += 1 + len(batch)
+    return hot, [message for batch in batches for message in batch], boundaries
+
+
+@given(st.integers(0, 50), appends.filter(bool), st.data())
+def test_a_read_returns_the_whole_messages_that_end_beyond_the_offset(
+    start: int, batches: list[list[bytes]], data: st.DataObject
+) -> None:
+    hot, messages, boundaries = filled(start, batches)
+    offset = data.draw(st.integers(start, boundaries[-1]))
+    limit = data.draw(st.sampled_from(boundaries))
+    bytes_max = data.draw(st.integers(1, 30))
+    run = hot.tails[7].read(offset, limit, bytes_max)
+    first = next((index for index, end in enumerate(boundaries[1:]) if end > offset), len(messages))
+    expected: list[bytes] = []
+    for message, end in zip(messages[first:], boundaries[first + 1 :], strict=True):
+        if end > limit or (expected and sum(map(len, expected)) + len(message) > bytes_max):
+            break
+        expected.append(message)
+    assert run.messages == expected
+    assert run.start == boundaries[first]
+    assert run.end == run.start + sum(map(len, expected))
+
+
+@given(st.integers(0, 50), appends.filter(bool))
+def test_exactly_the_ends_of_messages_are_boundaries(start: int, batches: list[list[bytes]]) -> None:
+    hot, _, boundaries = filled(start, batches)
+    tail = hot.tails[7]
+    assert [offset for offset in range(boundaries[-1] + 5) if tail.is_boundary(offset)] == boundaries
+
+
+@given(st.integers(0, 50), appends.filter(bool))
+def test_the_rest_of_an_append_is_found_from_any_boundary_within_it(start: int, batches: list[list[bytes]]) -> None:
+    hot, _, _ = filled(start, batches)
+    offset = start
+    for batch in batches:
+        for index, message in enumerate(batch):
+            assert hot.tails[7].append_at(offset) == batch[index:]
+            offset += len(message)
+    assert hot.tails[7].append_at(offset) == []
+
+
+@given(appends, appends)
+def test_dropping_gives_back_what_publishing_took(one: list[list[bytes]], other: list[list[bytes]]) -> None:
+    hot, *_ = filled(0, one)
+    before = hot.bytes
+    assert before >= sum(len(message) for batch in one for message in batch)
+    offset = 0
+    for number, batch in enumerate(other):
+        hot.publish(8, offset, number * 10, 5, batch)
+        offset += sum(map(len, batch))
+    hot.drop(8)
+    assert hot.bytes == before
+    hot.drop(8)
+    hot.drop(7)
+    assert hot.bytes == 0
