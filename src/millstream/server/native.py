@@ -106,10 +106,12 @@ class Connection(asyncio.Protocol):
         "_is_receiving",
         "_is_write_paused",
         "_keep_alive",
+        "_known_host",
         "_lingering",
         "_loop",
         "_owes_continue",
         "_parser",
+        "_piece_bytes",
         "_received",
         "_refusal",
         "_server",
@@ -143,6 +145,8 @@ class Connection(asyncio.Protocol):
         self._owes_continue = False  # the request being received expects a 100, once those before it are answered
         self._has_hung_up = False  # the last answer is written
         self._lingering: asyncio.TimerHandle | None = None
+        self._known_host = b""  # the Host header that was last found good
+        self._piece_bytes = 0
         self._received = 0  # requests, the one that is arriving included
         self._unsent = 0
         self._unsent_since = server.now
@@ -179,6 +183,7 @@ class Connection(asyncio.Protocol):
         # What arrives within one request and adds nothing to its body is headers, trailers or chunk framing. (A piece
         # that also ends the request before is mostly that one's; its headers are measured when they are complete.)
         received, body_bytes = self._received - self._is_receiving, self._body_bytes
+        self._piece_bytes = len(data)
         try:
             self._parser.feed_data(data)
             if self._is_receiving and self._received == received + 1 and self._body_bytes in (0, body_bytes):
@@ -261,41 +266,56 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._header_bytes = 0
-        headers = self._headers
-        limits = self._server.limits
-        if sum(map(len, headers)) + sum(map(len, headers.values())) + len(self._url) > limits.header_bytes_max:
-            raise _Refused(_HEADERS_TOO_LARGE)
-        self._version = self._parser.get_http_version()
-        if self._version not in ("1.0", "1.1"):
-            raise _Refused(problem(505, "version_not_supported", "this server speaks HTTP/1.1"))
-        if self._parser.should_upgrade() and (
-            b"content-length" in headers or b"transfer-encoding" in headers or self._parser.get_method() == b"CONNECT"
+        headers, parser, limits = self._headers, self._parser, self._server.limits
+        self._version = parser.get_http_version()
+        # Most requests are like the last one of their connection; only what is different is looked at closely.
+        if (
+            headers.get(b"host") != self._known_host
+            or self._version != "1.1"
+            or self._piece_bytes > limits.header_bytes_max
+            or parser.should_upgrade()
         ):
-            # The parser hands over at the end of the headers, so the body could not be told from what follows.
-            raise _Refused(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
-        method = _METHODS.get(self._parser.get_method(), "OTHER")
-        if method == "PUT":
-            self._upload, self._body_bytes_max = self._server.app.upload_for(method, self._url, limits.body_bytes_max)
+            self._check_head()
+        if parser.get_method() == b"PUT":
+            self._upload, self._body_bytes_max = self._server.app.upload_for("PUT", self._url, limits.body_bytes_max)
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_bytes_max:
             raise _Refused(_body_too_large(self._body_bytes_max))
-        if b"host" not in headers and self._version == "1.1":
-            raise _Refused(problem(400, "missing_host", "an HTTP/1.1 request needs a Host header"))
-        if b"host" in headers:
+        if b"expect" in headers:
+            self._answer_expectation(headers[b"expect"])
+        self._deadline = self._server.now + limits.body_timeout_seconds
+
+    def _check_head(self) -> None:
+        """Refuse what is too large, of another protocol, or addressed to nobody."""
+        headers, parser = self._headers, self._parser
+        size = sum(map(len, headers)) + sum(map(len, headers.values())) + len(self._url)
+        if size > self._server.limits.header_bytes_max:
+            raise _Refused(_HEADERS_TOO_LARGE)
+        if self._version not in ("1.0", "1.1"):
+            raise _Refused(problem(505, "version_not_supported", "this server speaks HTTP/1.1"))
+        if parser.should_upgrade() and (
+            b"content-length" in headers or b"transfer-encoding" in headers or parser.get_method() == b"CONNECT"
+        ):
+            # The parser hands over at the end of the headers, so the body could not be told from what follows.
+            raise _Refused(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
+        host = headers.get(b"host")
+        if host is not None:
             try:
-                base_url_of("http", headers[b"host"])
+                base_url_of("http", host)
             except InvalidRequest as error:
                 raise _Refused(error_response(error)) from None
-        expect = headers.get(b"expect")
-        if expect is not None:
-            if expect.lower() != b"100-continue":
-                raise _Refused(problem(417, "expectation_failed", "the only expectation known is 100-continue"))
-            if self._version != "1.0":
-                if self._current is None:
-                    self._transport.write(_CONTINUE)
-                else:
-                    self._owes_continue = True
-        self._deadline = self._server.now + limits.body_timeout_seconds
+            self._known_host = host
+        elif self._version == "1.1":
+            raise _Refused(problem(400, "missing_host", "an HTTP/1.1 request needs a Host header"))
+
+    def _answer_expectation(self, expectation: bytes) -> None:
+        if expectation.lower() != b"100-continue":
+            raise _Refused(problem(417, "expectation_failed", "the only expectation known is 100-continue"))
+        if self._version != "1.0":
+            if self._current is None:
+                self._transport.write(_CONTINUE)
+            else:
+                self._owes_continue = True
 
     def on_body(self, chunk: bytes) -> None:
         self._body_bytes += len(chunk)
