@@ -48,6 +48,8 @@ class MillstreamApp:
 
     async def close(self) -> None:
         if self._node is not None:
+            if self._app is not None:
+                self._app.readers.end_all()
             await self._node.stop()
             self._node = self._app = None
 

@@ -64,7 +64,7 @@ def test_body_is_laid_out_as_rfc_2046_says() -> None:
         b"--edge\r\nContent-Type: text/html\r\n\r\nstate"
         b"\r\n--edge\r\nContent-Type: text/plain\r\n\r\none"
         b"\r\n--edge\r\nContent-Type: text/plain\r\n\r\n"
-        b"\r\n--edge--\r\n"
+        b"\r\n--edge--"
     )
 
 

@@ -1,0 +1,280 @@
+"""Checks: commands become records, or refusals.
+
+A check looks at committed state and at what is in flight (`Stream.ahead`), and leaves committed state alone. Commands
+that change what a name means (create, delete) run alone on that name: the shard sees to it that nothing else is in
+flight there, so their checks need no second view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from millstream.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    OffsetTrimmed,
+    PreconditionFailed,
+    StreamClosed,
+)
+from millstream.protocol.content_types import OCTET_STREAM, media_type
+from millstream.protocol.etags import state_matches
+from millstream.protocol.expiry import NEVER, Expiry
+from millstream.protocol.json_messages import split_messages
+from millstream.protocol.offsets import OFFSET_MAX, format_offset
+from millstream.protocol.producers import ProducerState, is_duplicate
+from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
+from millstream.streams.namespace import Namespace
+from millstream.streams.records import Appended, BucketCreated, BucketDeleted, ForkPoint, StreamCreated, StreamDeleted
+from millstream.streams.state import Ahead, Stream
+
+
+class ForkResolver(Protocol):
+    """Finds the message boundary a fork request means, and the bytes of a message cut in two (tiers know)."""
+
+    def __call__(self, source: Stream, offset: int, sub_offset: int) -> tuple[int, list[bytes]]: ...
+
+
+class Checks(Namespace):
+    def check_append(
+        self, stream: Stream, command: AppendMessages, now_ms: int
+    ) -> tuple[Appended | None, AppendOutcome]:
+        """The record of an append, or None when it repeats one that is already accepted.
+
+        Order of judgement (§5.2): closed, content type, body, producer, precondition, Stream-Seq.
+        """
+        view = stream.ahead or stream
+        claim = command.producer
+        if view.closed:
+            return None, self._repeated_close(stream, view, command)
+        messages = self._messages(stream, command) if command.body else []
+        if claim is not None:
+            state = stream.producer(claim.id)
+            if is_duplicate(state, claim):
+                assert state is not None
+                return None, AppendOutcome(stream.incarnation, view.tail, view.closed, False, claim.epoch, state.seq)
+        if command.if_match is not None:
+            self.check_precondition(stream, command.if_match)
+        if command.seq is not None and view.seq is not None and command.seq <= view.seq:
+            raise Conflict(f"Stream-Seq {command.seq!r} is not greater than {view.seq!r}", code="sequence_conflict")
+        tail = view.tail
+        record = Appended(stream.incarnation, tail, now_ms, messages, command.close, command.seq, claim)
+        for message in messages:
+            tail += len(message)
+        if tail > OFFSET_MAX:
+            raise Conflict(f"stream {stream.key} has reached its greatest offset", code="stream_full")
+        if claim is None:
+            return record, AppendOutcome(stream.incarnation, tail, command.close, True)
+        return record, AppendOutcome(stream.incarnation, tail, command.close, bool(messages), claim.epoch, claim.seq)
+
+    def _messages(self, stream: Stream, command: AppendMessages) -> list[bytes]:
+        if command.content_type is None:
+            raise InvalidRequest("Content-Type is required with a body", code="missing_content_type")
+        if command.content_type != stream.content_type and media_type(command.content_type) != stream.media_type:
+            raise Conflict(
+                f"the stream holds {stream.content_type}, the request {command.content_type}",
+                code="content_type_mismatch",
+            )
+        if not stream.is_json:
+            return [command.body]
+        messages = split_messages(command.body)
+        if not messages:
+            raise InvalidRequest("an append of an empty JSON array has no messages", code="empty_append")
+        return messages
+
+    def _repeated_close(self, stream: Stream, view: Stream | Ahead, command: AppendMessages) -> AppendOutcome:
+        """A request to a closed stream succeeds only if it repeats a close (§5.2, §5.2.1)."""
+        claim = command.producer
+        if claim is None:
+            if command.close and not command.body:
+                return AppendOutcome(stream.incarnation, view.tail, True)
+        elif claim == view.closed_by:
+            return AppendOutcome(stream.incarnation, view.tail, True, False, claim.epoch, claim.seq)
+        else:
+            state = stream.producer(claim.id)
+            if state is not None and claim.epoch < state.epoch:
+                is_duplicate(state, claim)  # raises: a fenced producer learns that first
+        raise StreamClosed(f"stream {stream.key} is closed", tail=view.tail)
+
+    def accept(self, stream: Stream, record: Appended, tail: int, position: int) -> None:
+        """Let later checks see an append that is on its way to the log."""
+        ahead = stream.ahead
+        if ahead is None:
+            ahead = stream.ahead = Ahead(stream)
+        ahead.tail = tail
+        ahead.position = position
+        if record.close:
+            ahead.closed = True
+            ahead.closed_by = record.producer
+        if record.seq is not None:
+            ahead.seq = record.seq
+        if record.producer is not None:
+            ahead.producers[record.producer.id] = ProducerState(record.producer.epoch, record.producer.seq)
+
+    def check_precondition(self, stream: Stream, if_match: str) -> None:
+        view = stream.ahead or stream
+        if not state_matches(if_match, stream.incarnation, format_offset(view.tail), view.closed):
+            raise PreconditionFailed(
+                f"If-Match does not name the present state of stream {stream.key}",
+                hint="read the stream or its HEAD again for the current ETag",
+            )
+
+    def check_create(
+        self, command: CreateStream, now_ms: int, resolve_fork: ForkResolver
+    ) -> tuple[list[StreamCreated | StreamDeleted], Created | None]:
+        """The records that create a stream; or none and the stream that already matches.
+
+        A stream that has expired gives up its name first, in a record of its own.
+        """
+        records: list[StreamCreated | StreamDeleted] = []
+        if command.bucket_required:
+            self.bucket(command.key.bucket)
+        existing = self.find(command.key)
+        if existing is not None:
+            if existing.soft_deleted or (existing.forks and existing.is_expired(now_ms)):
+                raise Conflict(
+                    f"stream {command.key} was deleted but has forks; its name is free when they are gone",
+                    code="stream_has_forks",
+                )
+            if not existing.is_expired(now_ms):
+                if command.only_if_absent:
+                    raise PreconditionFailed(f"stream {command.key} exists already")
+                if command.if_match is not None:
+                    self.check_precondition(existing, command.if_match)
+                self._check_same_configuration(existing, command)
+                return [], Created(False, existing.incarnation, existing.content_type, existing.tail, existing.closed)
+            records.append(StreamDeleted(existing.incarnation, now_ms, existing.key, expired=True))
+        if command.if_match is not None:
+            raise PreconditionFailed(f"If-Match names a state, but stream {command.key} does not exist")
+        if command.producer is not None:
+            is_duplicate(None, command.producer)
+        content_type, expiry = command.content_type, command.expiry
+        prefix: list[bytes] = []
+        fork: ForkPoint | None = None
+        earliest, snapshot = 0, None
+        if command.fork is not None:
+            source = self._fork_source(command.fork, content_type, now_ms)
+            requested = source.tail if command.fork.offset is None else command.fork.offset
+            if requested < source.earliest:
+                raise OffsetTrimmed(
+                    f"the source {source.key} no longer holds what came before its earliest offset",
+                    earliest=source.earliest,
+                )
+            offset, prefix = resolve_fork(source, requested, command.fork.sub_offset)
+            earliest, snapshot = source.earliest, source.snapshot
+            fork = ForkPoint(source.incarnation, offset, requested, command.fork.sub_offset)
+            content_type = content_type or source.content_type
+            expiry = self._inherited_expiry(expiry, source)
+        content_type = content_type or OCTET_STREAM
+        messages = prefix + self._initial_messages(content_type, command.body)
+        records.append(
+            StreamCreated(
+                command.key.bucket,
+                command.key.stream,
+                now_ms,
+                content_type,
+                messages,
+                command.closed,
+                expiry.ttl_seconds,
+                expiry.expires_at,
+                expiry.expires_at_ms,
+                fork,
+                command.seq,
+                command.producer,
+                earliest,
+                snapshot,
+            )
+        )
+        return records, None
+
+    def check_snapshot(
+        self, stream: Stream, offset: int, is_boundary: Callable[[Stream, int], bool] | None = None
+    ) -> None:
+        """Whether a snapshot may be published at this offset (Extensions §2.2); all but the boundary without one."""
+        if offset > stream.tail:
+            raise Conflict(
+                f"the snapshot's offset lies beyond the tail of stream {stream.key}", code="snapshot_beyond_tail"
+            )
+        if offset < stream.earliest:
+            raise OffsetTrimmed(
+                f"stream {stream.key} no longer holds what came before its earliest offset", earliest=stream.earliest
+            )
+        if stream.snapshot is not None and offset < stream.snapshot.offset:
+            raise Conflict(f"stream {stream.key} has a newer snapshot", code="snapshot_stale")
+        if is_boundary is not None and not is_boundary(stream, offset):
+            raise InvalidRequest(
+                "the snapshot's offset is not a message boundary",
+                code="invalid_offset",
+                hint="use a Stream-Next-Offset value returned by the server",
+            )
+
+    def check_create_bucket(self, name: str, now_ms: int) -> BucketCreated:
+        if name in self.buckets:
+            raise Conflict(f"bucket {name} exists already", code="bucket_exists")
+        return BucketCreated(name, now_ms)
+
+    def check_delete_bucket(self, name: str, now_ms: int) -> BucketDeleted:
+        if self.bucket(name).streams:
+            raise Conflict(
+                f"bucket {name} holds {self.buckets[name].streams} streams",
+                code="bucket_not_empty",
+                hint="delete its streams first",
+            )
+        return BucketDeleted(name, now_ms)
+
+    @staticmethod
+    def _initial_messages(content_type: str, body: bytes) -> list[bytes]:
+        if not body:
+            return []
+        return split_messages(body) if media_type(content_type) == "application/json" else [body]
+
+    def _fork_source(self, fork: ForkRequest, content_type: str | None, now_ms: int) -> Stream:
+        source = self.find(fork.source)
+        if source is None or (source.is_expired(now_ms) and not source.forks):
+            raise NotFound(f"the source {fork.source} of the fork does not exist", code="fork_source_not_found")
+        if source.soft_deleted or source.is_expired(now_ms):
+            raise Conflict(f"the source {fork.source} of the fork was deleted", code="fork_source_deleted")
+        if content_type is not None and media_type(content_type) != source.media_type:
+            raise Conflict(
+                f"the fork asks for {content_type}, its source holds {source.content_type}",
+                code="content_type_mismatch",
+            )
+        return source
+
+    @staticmethod
+    def _inherited_expiry(asked: Expiry, source: Stream) -> Expiry:
+        return source.expiry if asked.matches(NEVER) else asked
+
+    def _check_same_configuration(self, existing: Stream, command: CreateStream) -> None:
+        fork, origin = command.fork, existing.fork
+        expiry, content_type = command.expiry, command.content_type
+        if fork is None:
+            same_fork = origin is None
+            content_type = content_type or OCTET_STREAM
+        else:
+            source = self.find(fork.source)
+            same_fork = (
+                origin is not None
+                and source is not None
+                and origin.source == source.incarnation
+                and fork.offset in (None, origin.requested_offset)
+                and fork.sub_offset == origin.requested_sub_offset
+            )
+            if source is not None:
+                expiry = self._inherited_expiry(expiry, source)
+        differs = [
+            name
+            for name, same in (
+                ("content type", content_type is None or media_type(content_type) == existing.media_type),
+                ("expiry", expiry.matches(existing.expiry)),
+                ("closure", command.closed == existing.closed),
+                ("fork", same_fork),
+            )
+            if not same
+        ]
+        if differs:
+            raise Conflict(
+                f"stream {existing.key} already exists with another {' and '.join(differs)}",
+                code="stream_exists",
+            )

@@ -1,0 +1,99 @@
+"""The namespace of a shard: which streams and buckets there are, as of the last applied record.
+
+Streams are in memory or load on demand from where checkpoints put them; what changed since then is kept track of here,
+so that the next checkpoint writes exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from millstream.errors import Gone, NotFound
+from millstream.protocol.keys import StreamKey
+from millstream.streams.state import Bucket, Stream
+
+
+class StateSource(Protocol):
+    """Where state that is not in memory comes from: the catalog, as of the last checkpoint."""
+
+    def load_key(self, key: StreamKey) -> Stream | None: ...
+
+    def load_incarnation(self, incarnation: int) -> Stream | None: ...
+
+
+class Namespace:
+    def __init__(self, source: StateSource) -> None:
+        self._source = source
+        self._by_key: dict[StreamKey, Stream] = {}
+        self._by_incarnation: dict[int, Stream] = {}
+        self.buckets: dict[str, Bucket] = {}
+        # Changes since the last checkpoint; `freezing` are those of a checkpoint being taken.
+        self.dirty: dict[int, Stream] = {}
+        self.removed: dict[int, StreamKey] = {}
+        self.freezing: dict[int, Stream] = {}
+        self.removing: dict[int, StreamKey] = {}
+        self.before_change: Callable[[Stream], None] = lambda stream: None
+        # Streams in a checkpoint that is not yet written: the catalog still shows them as they were, or not at all.
+        self.frozen: dict[int, Stream] = {}
+
+    def find(self, key: StreamKey) -> Stream | None:
+        """The stream that holds this name, soft-deleted or expired ones included."""
+        stream = self._by_key.get(key)
+        return stream if stream is not None else self._admit(self._source.load_key(key))
+
+    def by_incarnation(self, incarnation: int) -> Stream | None:
+        stream = self._by_incarnation.get(incarnation)
+        return stream if stream is not None else self._admit(self._source.load_incarnation(incarnation))
+
+    def get(self, key: StreamKey, now_ms: int) -> Stream:
+        """The live stream of that name; expiry shows before the record that enacts it."""
+        stream = self.find(key)
+        if stream is None:
+            self.bucket(key.bucket)
+            raise NotFound(f"stream {key} does not exist")
+        if stream.soft_deleted or (stream.forks and stream.is_expired(now_ms)):
+            raise Gone(f"stream {key} was deleted; its bytes remain for its forks only")
+        if stream.is_expired(now_ms):
+            raise NotFound(f"stream {key} has expired", code="stream_expired")
+        return stream
+
+    def resident(self) -> Iterator[Stream]:
+        return iter(self._by_incarnation.values())
+
+    def if_resident(self, incarnation: int) -> Stream | None:
+        return self._by_incarnation.get(incarnation)
+
+    def unsaved(self) -> Iterator[Stream]:
+        """Streams that changed since the catalog was last written; some may not be in it at all."""
+        yield from self.dirty.values()
+        for incarnation, stream in self.frozen.items():
+            if incarnation not in self.dirty and incarnation not in self.removed:
+                yield stream
+
+    def bucket(self, name: str) -> Bucket:
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
+        return bucket
+
+    def evict(self, stream: Stream) -> bool:
+        """Forget a stream that the catalog has as it is; it is loaded again when it is asked for."""
+        incarnation = stream.incarnation
+        if stream.ahead is not None or incarnation in self.dirty or incarnation in self.frozen:
+            return False
+        del self._by_incarnation[incarnation]
+        if self._by_key.get(stream.key) is stream:
+            del self._by_key[stream.key]
+        return True
+
+    def resident_count(self) -> int:
+        return len(self._by_incarnation)
+
+    def _admit(self, stream: Stream | None) -> Stream | None:
+        """Keep a stream in memory; one that was purged since the catalog last heard of it stays out."""
+        if stream is None or stream.incarnation in self.removed or stream.incarnation in self.removing:
+            return None
+        self._by_key[stream.key] = stream
+        self._by_incarnation[stream.incarnation] = stream
+        return stream
