@@ -6,15 +6,14 @@ A token says where a reader is: `{shard}.{position}` for each shard. Every answe
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 from base64 import b64encode
 from typing import Any, Final
 
 import msgspec
+import pyarrow as arrow
 
-from millstream.errors import InvalidRequest, MillstreamError, OffsetTrimmed
+from millstream.errors import InvalidRequest, OffsetTrimmed
 from millstream.protocol.content_types import is_json, is_text
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import encode_event
@@ -23,13 +22,15 @@ from millstream.server.live import Follower, LiveReaders, LongPoll
 from millstream.server.messages import Request, Response, parse_query
 from millstream.shard.feed import FeedItem, FeedPage
 from millstream.shard.shard import Shard, bucket_topic
+from millstream.tiers.segments import SCHEMA as SEGMENT_SCHEMA
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 NDJSON_TYPE: Final = "application/x-ndjson"
 SHARD: Final = 0
 
-logger = logging.getLogger("millstream.server")
-
+_ARROW_SCHEMA: Final = arrow.schema(
+    [*(field for field in SEGMENT_SCHEMA if field.name != "incarnation"), arrow.field("event", arrow.string())]
+)
 _NO_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 _TOKEN: Final = re.compile(r"0\.([0-9]{1,18})")
 
@@ -115,34 +116,14 @@ class FeedFollower(Follower):
         self._bucket = bucket
         self._after = after
         self._prefix = prefix
-        self._fetching: asyncio.Task[None] | None = None
         self._has_spoken = False
 
     def _advance(self) -> bool:
-        if not self._shard.feed.is_hot(self._after):
-            if self._fetching is None or self._fetching.done():
-                self._fetching = asyncio.get_running_loop().create_task(self._fetch())
+        feed, limit = self._shard.feed, self._readers.limits.chunk_bytes_max
+        if not feed.is_hot(self._after):
+            self._fetch(feed.read_cold(self._bucket, self._after, self._prefix, limit), self._send)
             return False
-        page = self._shard.feed.read(self._bucket, self._after, self._prefix, self._readers.limits.chunk_bytes_max)
-        return self._send(page)
-
-    async def _fetch(self) -> None:
-        limit = self._readers.limits.chunk_bytes_max
-        try:
-            page = await self._shard.feed.read_cold(self._bucket, self._after, self._prefix, limit)
-        except MillstreamError as error:
-            logger.warning("a feed of %s ends: %s", self._bucket, error)
-            self._finish()
-            return
-        self._fetching = None
-        if self._sink is not None:
-            self._send(page)
-            self.wake()
-
-    def cancel(self) -> None:
-        super().cancel()
-        if self._fetching is not None:
-            self._fetching.cancel()
+        return self._send(feed.read(self._bucket, self._after, self._prefix, limit))
 
     def _send(self, page: FeedPage) -> bool:
         """Send a page; returns whether there may be more."""
@@ -210,22 +191,6 @@ def _payload(content_type: str, payload: bytes) -> tuple[str, object]:
 
 def _arrow(bucket: str, items: list[FeedItem]) -> bytes:
     """The page as an Arrow IPC stream, with the columns of a cold segment and the event beside them."""
-    import pyarrow as arrow  # large: loaded by those who ask for Arrow
-
-    schema = arrow.schema(
-        [
-            ("bucket", arrow.string()),
-            ("stream", arrow.string()),
-            ("offset_start", arrow.int64()),
-            ("offset_end", arrow.int64()),
-            ("shard", arrow.int32()),
-            ("position", arrow.int64()),
-            ("appended_at", arrow.timestamp("ms", tz="UTC")),
-            ("content_type", arrow.string()),
-            ("payload", arrow.binary()),
-            ("event", arrow.string()),
-        ]
-    )
     columns: list[list[Any]] = [
         [bucket] * len(items),
         [item.stream for item in items],
@@ -238,10 +203,9 @@ def _arrow(bucket: str, items: list[FeedItem]) -> bytes:
         [item.payload for item in items],
         [item.event for item in items],
     ]
-    batch = arrow.record_batch(
-        [arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+    arrays = [arrow.array(column, type=field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
+    batch = arrow.record_batch(arrays, schema=_ARROW_SCHEMA)
     sink = arrow.BufferOutputStream()
-    with arrow.ipc.new_stream(sink, schema) as writer:
+    with arrow.ipc.new_stream(sink, _ARROW_SCHEMA) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from millstream.errors import MillstreamError, Unavailable
 from millstream.protocol.cursors import JITTER_SECONDS, next_cursor
@@ -22,6 +23,8 @@ from millstream.shard.shard import Shard, Topic
 from millstream.streams.state import Stream
 
 logger = logging.getLogger("millstream.server")
+
+T = TypeVar("T")
 
 
 class LiveReaders:
@@ -107,6 +110,7 @@ class Follower:
         self._sink: Sink | None = None
         self._is_blocked = False
         self._timers: list[asyncio.TimerHandle] = []
+        self._fetching: asyncio.Task[None] | None = None
 
     def _greet(self) -> None:
         """What a follower sends first, before anything happens."""
@@ -126,8 +130,25 @@ class Follower:
         self.wake()
 
     def wake(self) -> None:
-        while self._sink is not None and not self._is_blocked and self._advance():
+        while self._sink is not None and not self._is_blocked and self._fetching is None and self._advance():
             pass
+
+    def _fetch(self, work: Coroutine[Any, Any, T], send: Callable[[T], object]) -> None:
+        """Send what the cold tier delivers and go on from there; until then there is nothing to send."""
+
+        async def run() -> None:
+            try:
+                result = await work
+            except MillstreamError as error:
+                logger.warning("a live read ends: %s", error)
+                self._finish()  # the client reconnects from where it was
+                return
+            self._fetching = None
+            if self._sink is not None:
+                send(result)
+                self.wake()
+
+        self._fetching = asyncio.get_running_loop().create_task(run())
 
     def resume(self) -> None:
         self._is_blocked = False
@@ -157,6 +178,8 @@ class Follower:
             self._sink = None
             for timer in self._timers:
                 timer.cancel()
+            if self._fetching is not None and self._fetching is not asyncio.current_task():
+                self._fetching.cancel()
             self._readers.shard.unlisten(self._topic, self)
             self._readers.live.discard(self)
 
@@ -169,7 +192,6 @@ class StreamFollower(Follower):
         self._stream = stream
         self._offset = min(offset, stream.tail)
         self._cursor = readers.cursor(cursor)
-        self._fetching: asyncio.Task[None] | None = None
 
     def _greet(self) -> None:
         if self._offset == self._stream.tail and not self._stream.closed:
@@ -182,10 +204,11 @@ class StreamFollower(Follower):
         if stream.deleted:
             self._finish()
         elif self._offset < stream.tail:
-            if not self._readers.shard.is_hot(stream, self._offset):
-                self._fetch()
+            shard, limit = self._readers.shard, self._readers.limits.chunk_bytes_max
+            if not shard.is_hot(stream, self._offset):
+                self._fetch(shard.reader.read_cold(stream, self._offset, limit), self._send)
                 return False
-            self._send(self._readers.shard.read(stream, self._offset, self._readers.limits.chunk_bytes_max))
+            self._send(shard.read(stream, self._offset, limit))
             return True
         elif stream.closed:
             self._write(self._control(stream.tail, up_to_date=True, closed=True))
@@ -199,29 +222,6 @@ class StreamFollower(Follower):
         self._write(events)
         if result.closed:
             self._finish()
-
-    def _fetch(self) -> None:
-        """Go on once the cold tier has delivered; until then there is nothing to send."""
-        if self._fetching is None or self._fetching.done():
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch_and_send())
-
-    async def _fetch_and_send(self) -> None:
-        reader, limit = self._readers.shard.reader, self._readers.limits.chunk_bytes_max
-        try:
-            result = await reader.read_cold(self._stream, self._offset, limit)
-        except MillstreamError as error:
-            logger.warning("an SSE read of %s ends: %s", self._stream.key, error)
-            self._finish()  # the client reconnects from where it was
-            return
-        self._fetching = None
-        if self._sink is not None:
-            self._send(result)
-            self.wake()
-
-    def cancel(self) -> None:
-        super().cancel()
-        if self._fetching is not None:
-            self._fetching.cancel()
 
     def _advance_cursor(self) -> None:
         current = self._readers.cursor(None)
