@@ -115,7 +115,7 @@ def open_shard(
             Blobs(objects, directory / "uploads"),
             clock,
             hot_bytes_max=hot_bytes_max,
-            flush_limits=FlushLimits(flush_seconds, 1 << 40, keep_bytes, 10_000),
+            flush_limits=FlushLimits(flush_seconds, 1 << 40, keep_bytes, 1 << 40, 10_000),
             reclaim_grace_seconds=3600.0,
         )
     except BaseException:

@@ -86,7 +86,12 @@ class Node:
             clock,
             hot_bytes_max=config.hot.bytes_max,
             flush_limits=FlushLimits(
-                cold.flush_interval, cold.flush_bytes, config.hot.keep_bytes, config.hot.resident_streams_max
+                cold.flush_interval,
+                cold.flush_bytes,
+                # Whatever is configured: half of the memory must come free when messages move out.
+                min(config.hot.keep_bytes, config.hot.bytes_max // 2),
+                config.hot.bytes_max // 2,
+                config.hot.resident_streams_max,
             ),
             reclaim_grace_seconds=cold.reclaim_grace,
         )

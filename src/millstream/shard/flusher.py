@@ -68,6 +68,7 @@ class FlushLimits(NamedTuple):
     interval_seconds: float
     flush_bytes: int
     keep_bytes: int  # flushed messages stay in memory as long as all of memory's messages take no more than this
+    pressure_bytes: int  # when memory's messages take more than this, a flush is due at once
     resident_streams_max: int
 
 
@@ -160,7 +161,11 @@ class Flusher:
                 delay = min(delay * 2, slowest)
 
     def _is_due(self) -> bool:
+        if self._committer.failure is not None:
+            return False  # nothing can be committed any more
         if self._hot.unflushed_bytes >= self._limits.flush_bytes:
+            return True
+        if self._hot.bytes > self._limits.pressure_bytes and self._hot.unflushed:
             return True
         age_ms = self._clock.now_ms() - self._last_flush_ms
         return age_ms >= self._limits.interval_seconds * 1000 and self._has_changes()
