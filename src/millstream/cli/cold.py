@@ -23,12 +23,12 @@ from millstream.cli.progress import Progress
 from millstream.config import Config
 from millstream.errors import MillstreamError
 from millstream.server.run import object_store_settings
-from millstream.shard.restore import chain_of, live_segments
+from millstream.shard.restore import chain_of, live_objects, live_segments
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import open_objects
-from millstream.tiers.segments import decode_footer, decode_row_group, footer_bytes, row_group_range
+from millstream.tiers.segments import decode_footer, decode_row_group, row_group_range
 
 
 def add_parser(commands: Any) -> None:
@@ -117,7 +117,14 @@ async def _verify(options: argparse.Namespace) -> int:
         async for entry in cold.objects.list("segments/"):
             if entry.path not in known:
                 problems.append({"path": entry.path, "problem": "no manifest names this object"})
-        with Progress("verifying", len(segments)) as progress:
+        others = await live_objects(cold, await chain_of(cold))
+        with Progress("verifying", len(segments) + len(others)) as progress:
+            for path in sorted(others):
+                try:
+                    await cold.objects.head(path)
+                except MillstreamError as error:
+                    problems.append({"path": path, "problem": error.message})
+                progress.advance()
             for segment in segments:
                 try:
                     await _check(cold, segment)
@@ -139,7 +146,7 @@ async def _check(cold: ColdTier, segment: SegmentRef) -> None:
     data = await cold.objects.get(segment.path)
     if len(data) != segment.size or zlib.crc32(data) != segment.checksum:
         raise MillstreamError("size or checksum differ from what the manifest says")
-    footer = decode_footer(data[-footer_bytes(data[-8:], segment.path) :], segment.path)
+    footer = decode_footer(data[-segment.footer_bytes :], segment.path, segment.footer_checksum)
     for group in range(footer.metadata.num_row_groups):
         start, end = row_group_range(footer.metadata, group)
         rows = decode_row_group(footer.metadata, group, start, data[start:end], segment.path)

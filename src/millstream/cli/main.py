@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from millstream import __version__
 from millstream.cli import cold, restore, serve
@@ -29,5 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def entry() -> NoReturn:
+    """Run and leave without tearing the interpreter down: the object store's threads do not survive that cleanly."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

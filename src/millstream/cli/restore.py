@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 from typing import Any
 
 from millstream.cli.options import add_configuration, add_json, load_configuration, print_json
 from millstream.cli.progress import Progress
 from millstream.clock import SystemClock
 from millstream.config import Config
+from millstream.errors import Conflict
 from millstream.log.file_log import FileLog
 from millstream.server.run import DataDirectory, object_store_settings
 from millstream.shard.restore import Restored, restore
@@ -45,7 +47,15 @@ def run(options: argparse.Namespace) -> int:
 
 async def _restore(config: Config) -> Restored:
     directory = DataDirectory(config.server.data_dir)
-    catalog = Catalog(config.server.data_dir / "catalog")
+    data_dir = config.server.data_dir
+    # The catalog gets its name when it is whole: a restore that failed can be tried again.
+    unfinished, finished = data_dir / "catalog.restoring", data_dir / "catalog"
+    log = FileLog(data_dir / "log", SystemClock())
+    if log.exists or finished.exists():
+        directory.release()
+        raise Conflict(f"the data directory {data_dir} is not empty", hint="restore into a new one with --data-dir")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    catalog = Catalog(unfinished)
     cold = ColdTier(open_objects(object_store_settings(config)), catalog, config.cold.cache_bytes)
     bars: list[Progress] = []
 
@@ -56,14 +66,14 @@ async def _restore(config: Config) -> Restored:
 
     try:
         restored = await restore(cold, catalog, SystemClock().now_ms(), on_progress)
-        # An empty log that starts where the catalog ends: without one the server would take it for lost.
-        log = FileLog(config.server.data_dir / "log", SystemClock())
-        log.start(restored.position, lambda *_: None)
-        log.close()
-        return restored
     finally:
         for bar in bars:
             bar.__exit__(None, None, None)
         cold.close()
         catalog.close()
         directory.release()
+    # An empty log that starts where the catalog ends: without one the server would take it for lost.
+    log.start(restored.position, lambda *_: None)
+    log.close()
+    unfinished.rename(finished)
+    return restored

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from millstream.errors import OffsetTrimmed
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
+from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
 from millstream.tiers.catalog import Catalog, FlushRow
 from millstream.tiers.cold import ColdTier
@@ -146,7 +147,7 @@ class Feed:
             for incarnation, item in await self._flush_items(bucket, through, flush):
                 if item.position <= after or not item.stream.startswith(prefix):
                     continue
-                if incarnation and self._machine.by_incarnation(incarnation) is None:
+                if incarnation and not self._is_alive(incarnation, item):
                     continue
                 if size >= bytes_max:
                     return FeedPage(items, items[-1].position, False)
@@ -158,6 +159,11 @@ class Feed:
         page = self.read(bucket, after, prefix, bytes_max - size)
         return FeedPage(items + page.items, page.position, page.up_to_date)
 
+    def _is_alive(self, incarnation: int, item: FeedItem) -> bool:
+        """Whether a cold message still counts: its stream exists, and has not been trimmed beyond it."""
+        stream = self._machine.by_incarnation(incarnation)
+        return stream is not None and (stream.forks > 0 or item.next_offset > stream.earliest)
+
     async def _flush_items(self, bucket: str, through: int, flush: FlushRow) -> list[tuple[int, FeedItem]]:
         """What one flush holds of a bucket, in order of position."""
         cached = self._flushes.get((bucket, through))
@@ -167,7 +173,7 @@ class Feed:
         for number in flush.segments:
             segment = self._catalog.segment(number)
             if segment is not None and segment.bucket == bucket:
-                items += await self._segment_items(number, segment.path)
+                items += await self._segment_items(number, segment)
         if flush.notes:
             for note in decode_notes(await self._cold.objects.get(flush.notes), flush.notes):
                 if note.bucket == bucket:
@@ -181,10 +187,10 @@ class Feed:
         self._flushes.put((bucket, through), items, size)
         return items
 
-    async def _segment_items(self, number: int, path: str) -> list[tuple[int, FeedItem]]:
+    async def _segment_items(self, number: int, segment: SegmentRef) -> list[tuple[int, FeedItem]]:
         """The messages of a segment whose streams still exist."""
         items: list[tuple[int, FeedItem]] = []
-        for extent in (await self._cold.footer(path)).extents:
+        for extent in (await self._cold.footer(segment)).extents:
             stream = self._machine.by_incarnation(extent.incarnation)
             if stream is None:
                 continue

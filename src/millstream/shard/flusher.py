@@ -86,6 +86,8 @@ class _Frozen(NamedTuple):
     notes: list[FeedNote]
     incarnations: set[int]
     unflushed_bytes: int
+    removed_segments: list[str]
+    records_applied: int
 
 
 class Flusher:
@@ -118,6 +120,9 @@ class Flusher:
         self._sealed: list[SealedFlush] = []
         # Segments about to be deleted: the next manifest says so first.
         self.removed_segments: list[str] = []
+        self._records_flushed = 0
+        # Every object this process has written: whatever else tells of it, none of them is a leftover.
+        self.made: set[str] = set()
         # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
         self._kept: deque[tuple[int, set[int]]] = deque()
         self._last_flush_ms = clock.now_ms()
@@ -134,7 +139,7 @@ class Flusher:
                 continue
             segments = []
             for segment in record.segments:
-                footer = await self._cold.footer(segment.path)
+                footer = await self._cold.footer(segment)
                 segments.append(SealedSegment(segment, footer.extents))
             self._sealed.append(SealedFlush(record.through, record.first, record.notes, segments))
             self._machine.sealed.remove(record)
@@ -171,13 +176,20 @@ class Flusher:
         return age_ms >= self._limits.interval_seconds * 1000 and self._has_changes()
 
     def _has_changes(self) -> bool:
-        machine = self._machine
         return bool(
-            machine.dirty or machine.removed or self._hot.unflushed or self._sealed or self.removed_segments
-        ) or (
-            # Records that are about no stream: buckets, subscriptions.
-            self._committer.applied_position > self._catalog.position + 1
+            self._machine.records_applied != self._records_flushed
+            or self._hot.unflushed
+            or self._sealed
+            or self.removed_segments
         )
+
+    @property
+    def sealed_paths(self) -> set[str]:
+        """The objects of flushes that are sealed but not in the catalog yet."""
+        paths = {path for record in self._machine.sealed for path in (record.manifest, record.notes)}
+        paths |= {segment.path for record in self._machine.sealed for segment in record.segments}
+        paths |= {flush.notes for flush in self._sealed}
+        return paths | {sealed.segment.path for flush in self._sealed for sealed in flush.segments}
 
     async def flush(self) -> int:
         """Make everything applied so far cold; returns the position the catalog then reflects."""
@@ -202,6 +214,7 @@ class Flusher:
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
             self.flush_count += 1
+            self._records_flushed = frozen.records_applied
             await self._consolidate()
             return frozen.position
 
@@ -220,6 +233,7 @@ class Flusher:
         freed_blobs, machine.freed_blobs = machine.freed_blobs, []
         incarnations, hot.unflushed = hot.unflushed, set()
         unflushed_bytes, hot.unflushed_bytes = hot.unflushed_bytes, 0
+        removed_segments, self.removed_segments = self.removed_segments, []
         return _Frozen(
             position=position,
             first_position=first_position,
@@ -239,6 +253,8 @@ class Flusher:
             ],
             incarnations=incarnations,
             unflushed_bytes=unflushed_bytes,
+            removed_segments=removed_segments,
+            records_applied=machine.records_applied,
         )
 
     async def _gather(self, frozen: _Frozen) -> None:
@@ -285,6 +301,7 @@ class Flusher:
         machine.dirty = {i: s for i, s in machine.frozen.items() if i not in machine.removed} | machine.dirty
         hot.unflushed |= {incarnation for incarnation in frozen.incarnations if incarnation in hot.tails}
         hot.unflushed_bytes += frozen.unflushed_bytes
+        self.removed_segments += frozen.removed_segments
 
     # -- storing -------------------------------------------------------------------------------------------
 
@@ -296,6 +313,7 @@ class Flusher:
 
         async def put(path: str, data: bytes) -> str:
             written.append(path)
+            self.made.add(path)
             await self._cold.objects.put(path, data)
             return path
 
@@ -337,7 +355,7 @@ class Flusher:
                 ManifestFlush(one.first_position, one.through, one.notes, [sealed.segment for sealed in one.segments])
                 for one in (*self._sealed, flush)
             ],
-            list(self.removed_segments),
+            frozen.removed_segments,
             [
                 ManifestStream(int.from_bytes(row.incarnation, "big"), row.name, row.row, row.expires, row.blob)
                 for row in frozen.rows
@@ -378,7 +396,6 @@ class Flusher:
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
-        self.removed_segments.clear()
         await loop.run_in_executor(self._thread, self._log.trim, frozen.position)
 
     async def _delete_freed_blobs(self, frozen: _Frozen) -> None:
@@ -424,6 +441,7 @@ class Flusher:
         while (part := await loop.run_in_executor(self._thread, next, parts, None)) is not None:
             through = part.through
             path = manifest_path(0, through, random + part.part.to_bytes(4, "big"))
+            self.made.add(path)
             await self._cold.objects.put(path, encode_manifest(part))
         self._manifests_since_full = 0
         older = [entry.path async for entry in self._cold.objects.list("manifests/0000/")]
@@ -491,26 +509,34 @@ def _reference(path: str, encoded: EncodedSegment) -> SegmentRef:
         info.last_position,
         info.first_at_ms,
         info.last_at_ms,
+        encoded.footer_bytes,
+        encoded.footer_checksum,
     )
 
 
 async def remove_orphans(
-    cold: ColdTier, catalog: Catalog, sealed: list[SegmentSealed], started_ms: int, is_blob_known: Callable[[str], bool]
+    cold: ColdTier, catalog: Catalog, flusher: Flusher, started_at: int, is_blob_known: Callable[[str], bool]
 ) -> int:
-    """Delete the objects that a crash left behind: those from before this start that nothing refers to.
+    """Delete the objects that a crash left behind: those nothing refers to and this process has not written.
 
-    Manifests are left alone: one that was never sealed is no part of the chain, and the next full one removes it.
+    `started_at` is the catalog's position at the start: a manifest that reaches further and was not sealed describes
+    a flush that never was. They go first, so that no manifest ever names a segment that is gone.
     """
     known = {row.segment.path for _, row in catalog.segments()}
     known |= {flush.notes for _, flush in catalog.flushes()}
-    for record in sealed:
-        known |= {record.notes, *(segment.path for segment in record.segments)}
+    known |= flusher.sealed_paths
     orphans = []
-    for prefix in ("segments/", "notes/0000/", "snapshots/"):
+    async for entry in cold.objects.list("manifests/0000/"):
+        position = int(entry.path.rpartition("/")[2].partition("-")[0])
+        if position > started_at and entry.path not in known and entry.path not in flusher.made:
+            orphans.append(entry.path)
+    for prefix in ("segments/", "notes/0000/"):
         async for entry in cold.objects.list(prefix):
-            is_known = entry.path in known or is_blob_known(entry.path.removeprefix("snapshots/"))
-            if not is_known and entry.modified_ms < started_ms:
+            if entry.path not in known and entry.path not in flusher.made:
                 orphans.append(entry.path)
+    async for entry in cold.objects.list("snapshots/"):
+        if not is_blob_known(entry.path.removeprefix("snapshots/")):
+            orphans.append(entry.path)
     for path in orphans:
         await cold.objects.delete(path)
     return len(orphans)

@@ -7,14 +7,15 @@ rule, so a response is the same wherever its bytes lie.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
-from millstream.errors import Corrupt, InvalidRequest, Unavailable
+from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import FoundExtent
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTail, HotTier
+from millstream.tiers.hot import HotTier
 
 
 class ReadResult(NamedTuple):
@@ -24,6 +25,13 @@ class ReadResult(NamedTuple):
     next_offset: int
     up_to_date: bool
     closed: bool
+
+
+class Survey(NamedTuple):
+    """What lies at an offset: whether a message ends or starts there, and the messages of the append that follows."""
+
+    is_boundary: bool
+    append: list[bytes]
 
 
 class ColdPiece(NamedTuple):
@@ -122,39 +130,50 @@ class Reader:
 
     # -- boundaries ------------------------------------------------------------------------------------------
 
-    async def warm(self, stream: Stream, offset: int) -> None:
-        """Bring what decides about an offset into memory, so that the check itself need not wait."""
-        if offset < stream.tail:
-            owner, _ = self._owner(stream, offset)
-            if not self._is_hot_in(owner, offset):
-                await self._cold.rows_at(owner.incarnation, offset)
+    def survey_hot(self, stream: Stream, offset: int) -> Survey | None:
+        """What lies at an offset, if that can be told from memory."""
+        if offset >= stream.tail:
+            return Survey(offset == stream.tail, [])
+        owner, bound = self._owner(stream, offset)
+        if not self._is_hot_in(owner, offset):
+            return None
+        tail = self._hot.tails[owner.incarnation]
+        return Survey(tail.is_boundary(offset), _up_to(tail.append_at(offset), offset, bound))
 
-    def is_boundary(self, stream: Stream, offset: int) -> bool:
-        """Whether a message starts or ends at an offset. Cold ones must have been warmed."""
-        if offset == stream.tail or offset == 0:
-            return True
-        owner, _ = self._owner(stream, offset)
-        if self._is_hot_in(owner, offset):
-            return self._hot.tails[owner.incarnation].is_boundary(offset)
-        rows = self._cold.cached_rows_at(owner.incarnation, offset)
-        if rows is None:
-            raise Unavailable("the messages at this offset are being fetched", code="cold_read_pending")
-        if offset == rows.extent.offset_start:
-            return True
-        return offset in rows.group.ends[rows.first : rows.stop]
+    async def survey(self, stream: Stream, offset: int) -> Survey:
+        """What lies at an offset, wherever it is. An append may go on from one row group to the next."""
+        survey = self.survey_hot(stream, offset)
+        if survey is not None:
+            return survey
+        owner, bound = self._owner(stream, offset)
+        rows = await self._cold.rows_at(owner.incarnation, offset)
+        is_boundary = offset == rows.extent.offset_start or offset in rows.group.ends[rows.first : rows.stop]
+        first = bisect_right(rows.group.ends, offset, rows.first, rows.stop)
+        position = rows.group.positions[first]
+        messages: list[bytes] = []
+        while True:
+            stop = first
+            while stop < rows.stop and rows.group.positions[stop] == position:
+                stop, position = stop + 1, position + 1
+            messages += rows.group.messages(first, stop)
+            end = rows.group.ends[rows.stop - 1]
+            if stop < rows.stop or end >= bound or self._is_hot_in(owner, end):
+                return Survey(is_boundary, _up_to(messages, offset, bound))
+            rows = await self._cold.rows_at(owner.incarnation, end)
+            first = rows.first
 
-    def resolve_fork(self, source: Stream, offset: int, sub_offset: int) -> tuple[int, list[bytes]]:
+    def resolve_fork(self, source: Stream, offset: int, sub_offset: int, survey: Survey) -> tuple[int, list[bytes]]:
         """The boundary a fork shares its source up to, and the message that starts it if one is cut in two.
 
         A sub-offset counts inside the next stored append: messages for JSON, bytes otherwise.
         """
         if offset > source.tail:
             raise InvalidRequest("Stream-Fork-Offset lies beyond the source's tail", code="invalid_fork_offset")
-        if not self.is_boundary(source, offset):
+        if not survey.is_boundary:
             raise InvalidRequest("Stream-Fork-Offset is not a message boundary", code="invalid_fork_offset")
         if sub_offset == 0:
             return offset, []
-        messages = self._next_append(source, offset)
+        messages = survey.append
         if source.is_json:
             if sub_offset > len(messages):
                 raise _overshoots(len(messages), "messages")
@@ -166,32 +185,16 @@ class Reader:
             return offset + size, []
         return offset, [messages[0][:sub_offset]]
 
-    def _next_append(self, source: Stream, offset: int) -> list[bytes]:
-        """The messages that the next stored append wrote, as far as the source shows them."""
-        if offset >= source.tail:
-            return []
-        owner, limit = self._owner(source, offset)
-        visible = []
-        for message in self._append_at(owner, offset):
-            offset += len(message)
-            if offset > limit:
-                break
-            visible.append(message)
-        return visible
 
-    def _append_at(self, owner: Stream, offset: int) -> list[bytes]:
-        if self._is_hot_in(owner, offset):
-            tail: HotTail = self._hot.tails[owner.incarnation]
-            return tail.append_at(offset)
-        rows = self._cold.cached_rows_at(owner.incarnation, offset)
-        if rows is None:
-            raise Unavailable("the messages at this offset are being fetched", code="cold_read_pending")
-        group = rows.group
-        first = next((row for row in range(rows.first, rows.stop) if group.ends[row] > offset), rows.stop)
-        stop = first
-        while stop < rows.stop and group.positions[stop] == group.positions[first] + (stop - first):
-            stop += 1
-        return group.messages(first, stop)
+def _up_to(messages: list[bytes], offset: int, bound: int) -> list[bytes]:
+    """The messages that end by a bound: a fork may show only the beginning of its source's append."""
+    visible = []
+    for message in messages:
+        offset += len(message)
+        if offset > bound:
+            break
+        visible.append(message)
+    return visible
 
 
 def _overshoots(size: int, unit: str) -> InvalidRequest:

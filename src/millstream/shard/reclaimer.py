@@ -42,7 +42,7 @@ class Reclaimer:
         self._machine = machine
         self._clock = clock
         self._grace_seconds = grace_seconds
-        self._started_ms = clock.now_ms()
+        self._started_at = catalog.position
 
     async def run_forever(self) -> None:
         is_tidy = False
@@ -57,16 +57,15 @@ class Reclaimer:
             await asyncio.sleep(min(ROUND_SECONDS, max(self._grace_seconds, 0.1)))
 
     async def _remove_leftovers(self) -> None:
-        unsaved = {stream.snapshot.blob for stream in self._machine.unsaved() if stream.snapshot is not None}
-        count = await remove_orphans(
-            self._cold,
-            self._catalog,
-            self._machine.sealed,
-            self._started_ms,
-            lambda name: name in unsaved or name in self._blobs.made or self._catalog.refers_to_blob(name),
-        )
+        await asyncio.to_thread(self._cold.objects.remove_partial_files)
+        count = await remove_orphans(self._cold, self._catalog, self._flusher, self._started_at, self._is_blob_known)
         if count:
             logger.info("removed %d objects that a crash had left behind", count)
+
+    def _is_blob_known(self, name: str) -> bool:
+        if name in self._blobs.made or self._catalog.refers_to_blob(name):
+            return True
+        return any(stream.snapshot is not None and stream.snapshot.blob == name for stream in self._machine.unsaved())
 
     async def reclaim(self) -> int:
         """Delete the segments that have been dead for the grace period, after a manifest has said so.
@@ -80,9 +79,9 @@ class Reclaimer:
         paths = [segment.path for number in numbers if (segment := self._catalog.segment(number)) is not None]
         self._flusher.removed_segments = list(paths)
         await self._flusher.flush()
-        for path in paths:
-            await self._cold.objects.delete(path)
         loop = asyncio.get_running_loop()
         for number in numbers:
             await loop.run_in_executor(None, self._catalog.forget_segment, number)
+        for path in paths:
+            await self._cold.objects.delete(path)
         return len(numbers)

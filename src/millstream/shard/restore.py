@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
-from millstream.errors import Conflict, Corrupt, NotFound
+from millstream.errors import Corrupt, NotFound
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Catalog, Checkpoint, EncodedStream, SealedFlush, SealedSegment
 from millstream.tiers.cold import ColdTier
@@ -28,8 +28,6 @@ class Restored(NamedTuple):
 
 async def restore(cold: ColdTier, catalog: Catalog, now_ms: int, on_progress: Callable[[int, int], None]) -> Restored:
     """Fill an empty catalog. `on_progress` gets how many manifests of how many are done."""
-    if catalog.position != 1:
-        raise Conflict("the data directory is not empty", hint="restore into a new one with --data-dir")
     chain = await chain_of(cold)
     if not chain:
         raise NotFound("the object store holds no manifests: there is nothing to restore", code="nothing_to_restore")
@@ -52,6 +50,7 @@ async def restore(cold: ColdTier, catalog: Catalog, now_ms: int, on_progress: Ca
         catalog.write(_checkpoint(manifest, flushes, now_ms, position=manifest.through))
         parts.clear()
         on_progress(count, len(chain))
+    catalog.drop_dead_extents(now_ms)
     return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")))
 
 
@@ -72,6 +71,19 @@ async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[Segme
     return sorted(segments.values(), key=lambda segment: segment.first_position)
 
 
+async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
+    """The other objects the chain needs: notes, and the snapshots of the streams as they are at its end."""
+    notes: set[str] = set()
+    blobs: dict[int, bytes | None] = {}
+    for head in chain:
+        manifest = await _load(cold, head.path)
+        notes |= {flush.notes for flush in manifest.flushes if flush.notes}
+        for incarnation, _ in manifest.removed_streams:
+            blobs.pop(incarnation, None)
+        blobs.update({row.incarnation: row.blob for row in manifest.streams})
+    return notes | {f"snapshots/{blob.decode()}" for blob in blobs.values() if blob is not None}
+
+
 async def _heads(cold: ColdTier) -> AsyncIterator[ManifestHead]:
     async for entry in cold.objects.list("manifests/0000/"):
         manifest = await _load(cold, entry.path)
@@ -88,7 +100,7 @@ async def _sealed(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> Se
     async def index(segment: SegmentRef) -> SealedSegment:
         async with gate:
             try:
-                return SealedSegment(segment, (await cold.footer(segment.path)).extents)
+                return SealedSegment(segment, (await cold.footer(segment)).extents)
             except NotFound:
                 raise Corrupt(
                     f"segment {segment.path} is named by a manifest but not in the store",

@@ -26,7 +26,7 @@ from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listing import Listing
 from millstream.shard.names import Names
 from millstream.shard.publisher import Publisher
-from millstream.shard.reader import Reader, ReadResult
+from millstream.shard.reader import Reader, ReadResult, Survey
 from millstream.shard.reclaimer import Reclaimer
 from millstream.shard.recovery import recover
 from millstream.streams.commands import AppendMessages, Created, CreateStream
@@ -52,6 +52,7 @@ logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
 WAKE_SLICE: Final = 64
+BACKPRESSURE_SHOWN_MS: Final = 5_000
 START_OVER: Final = object()
 
 
@@ -114,6 +115,7 @@ class Shard:
         self._changed: dict[int, Stream] = {}
         self._woken: deque[tuple[Topic, Listener]] = deque()
         self._is_waking = False
+        self._refused_at_ms = 0
         self._touched: dict[int, int] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -180,7 +182,8 @@ class Shard:
 
     def _backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
-        reason = self.backpressure_reason() or "messages arrive faster than they can be moved to the cold tier"
+        self._refused_at_ms = self.clock.now_ms()
+        reason = self.backpressure_reason()
         return Unavailable(
             f"the memory for recent messages is used up: {reason}",
             code="backpressure",
@@ -192,7 +195,8 @@ class Shard:
         return self._catalog.cold_totals()
 
     def backpressure_reason(self) -> str | None:
-        if self.hot.bytes + self.committer.pending_bytes < self.hot_bytes_max:
+        """Why writers are being refused, or None if lately none was."""
+        if self.clock.now_ms() - self._refused_at_ms > BACKPRESSURE_SHOWN_MS:
             return None
         return self.flusher.failure or "messages arrive faster than they can be moved to the cold tier"
 
@@ -208,26 +212,36 @@ class Shard:
         again = partial(self.create, command, reply)
         if any(self.names.wait_for(name, again) for name in self._other_names(command)):
             return
-        if command.fork is not None and command.fork.offset is not None:
-            source = self.machine.find(command.fork.source)
-            offset = command.fork.offset
-            if source is not None and source.earliest <= offset and not self.reader.is_hot(source, offset):
-                warmed = partial(self._create_warmed, command, reply)
-                self.errand(self.reader.warm(source, offset), warmed)
-                return
-        self.alone(command.key, partial(self._create, command), partial(self._created, command, reply))
-
-    def _created(self, command: CreateStream, reply: Reply, outcome: object) -> None:
-        if outcome is START_OVER:
-            self.create(command, reply)
+        source = self.machine.find(command.fork.source) if command.fork is not None else None
+        if command.fork is None or source is None:
+            self._create_surveyed(command, reply, Survey(True, []))
+            return
+        offset = source.tail if command.fork.offset is None else command.fork.offset
+        survey = self.reader.survey_hot(source, offset) if offset >= source.earliest else Survey(False, [])
+        if survey is not None:
+            self._create_surveyed(command, reply, survey)
         else:
-            reply(outcome)
+            surveyed = partial(self._reply_if_failed, reply)
+            self.errand(self._survey_and_create(command, reply, source, offset), surveyed)
 
-    def _create_warmed(self, command: CreateStream, reply: Reply, error: MillstreamError | None) -> None:
+    @staticmethod
+    def _reply_if_failed(reply: Reply, error: MillstreamError | None) -> None:
         if error is not None:
             reply(error)
-        else:
-            self.alone(command.key, partial(self._create, command), partial(self._created, command, reply))
+
+    async def _survey_and_create(self, command: CreateStream, reply: Reply, source: Stream, offset: int) -> None:
+        self._create_surveyed(command, reply, await self.reader.survey(source, offset))
+
+    def _create_surveyed(self, command: CreateStream, reply: Reply, survey: Survey) -> None:
+        """Create, knowing what lies at the fork point; messages never change, so that stays true."""
+
+        def finish(outcome: object) -> None:
+            if outcome is START_OVER:
+                self.create(command, reply)
+            else:
+                reply(outcome)
+
+        self.alone(command.key, partial(self._create, command, survey), finish)
 
     @staticmethod
     def _other_names(command: CreateStream) -> list[Hashable]:
@@ -242,12 +256,13 @@ class Shard:
         two that waited for each other's names while holding their own would wait for ever."""
         return any(self.names.is_held(name) for name in self._other_names(command))
 
-    def _create(self, command: CreateStream, reply: Reply) -> None:
+    def _create(self, command: CreateStream, survey: Survey, reply: Reply) -> None:
         if self._must_wait(command):
             reply(START_OVER)
             return
         now_ms = self.clock.now_ms()
-        records, existing = self.machine.check_create(command, now_ms, self.reader.resolve_fork)
+        resolve_fork = partial(self.reader.resolve_fork, survey=survey)
+        records, existing = self.machine.check_create(command, now_ms, resolve_fork)
         if existing is not None:
             reply(existing)
             return
@@ -345,8 +360,8 @@ class Shard:
 
         async def store() -> None:
             self.machine.check_snapshot(stream, offset)
-            await self.reader.warm(stream, offset)
-            self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
+            survey = await self.reader.survey(stream, offset)
+            self.machine.check_snapshot(stream, offset, is_boundary=survey.is_boundary)
             await self.blobs.commit(upload, name)
 
         def durable(error: MillstreamError | None) -> None:
@@ -357,7 +372,7 @@ class Shard:
 
         def publish(done: Reply) -> None:
             stream = self.get(key)
-            self.machine.check_snapshot(stream, offset, self.reader.is_boundary)
+            self.machine.check_snapshot(stream, offset)
             snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
             record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
             self.submit(record, lambda error: done(error or _if_alive(stream)))

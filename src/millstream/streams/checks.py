@@ -7,7 +7,6 @@ flight there, so their checks need no second view.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from millstream.errors import (
@@ -188,10 +187,8 @@ class Checks(Namespace):
         )
         return records, None
 
-    def check_snapshot(
-        self, stream: Stream, offset: int, is_boundary: Callable[[Stream, int], bool] | None = None
-    ) -> None:
-        """Whether a snapshot may be published at this offset (Extensions §2.2); all but the boundary without one."""
+    def check_snapshot(self, stream: Stream, offset: int, *, is_boundary: bool = True) -> None:
+        """Whether a snapshot may be published at this offset (Extensions §2.2)."""
         if offset > stream.tail:
             raise Conflict(
                 f"the snapshot's offset lies beyond the tail of stream {stream.key}", code="snapshot_beyond_tail"
@@ -202,7 +199,7 @@ class Checks(Namespace):
             )
         if stream.snapshot is not None and offset < stream.snapshot.offset:
             raise Conflict(f"stream {stream.key} has a newer snapshot", code="snapshot_stale")
-        if is_boundary is not None and not is_boundary(stream, offset):
+        if not is_boundary:
             raise InvalidRequest(
                 "the snapshot's offset is not a message boundary",
                 code="invalid_offset",

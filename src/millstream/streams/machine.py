@@ -44,6 +44,7 @@ class StateMachine(Checks):
         # Before this position everything is cold; `sealed` are the segments the catalog does not list yet.
         self.flushed = 1
         self.sealed: list[SegmentSealed] = []
+        self.records_applied = 0
         self._effects: dict[type[AnyRecord], Callable[..., Stream | None]] = {
             Appended: self._appended,
             StreamCreated: self._stream_created,
@@ -61,6 +62,7 @@ class StateMachine(Checks):
 
     def apply(self, record: AnyRecord, position: int) -> Stream | None:
         """Make a durable record true. Returns the stream it is about, for those who publish its bytes."""
+        self.records_applied += 1
         return self._effects[type(record)](record, position)
 
     def _change(self, stream: Stream) -> None:
@@ -195,6 +197,7 @@ class StateMachine(Checks):
     def _segment_sealed(self, record: SegmentSealed, position: int) -> None:
         self.flushed = record.through
         self.sealed.append(record)
+        self.records_applied -= 1  # it tells of changes that are stored, and is none itself
 
     def _secrets_created(self, record: SecretsCreated, position: int) -> None:
         self.secrets = record

@@ -183,6 +183,8 @@ class SegmentRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
     last_position: int
     first_at_ms: int
     last_at_ms: int
+    footer_bytes: int
+    footer_checksum: int
 
 
 class SegmentSealed(Record, frozen=True, tag=12):

@@ -395,6 +395,25 @@ class Catalog:
                     part, rows = part + 1, []
             yield Manifest(MANIFEST_FORMAT, 0, 0, position, 0, part, part, flushes, [], rows, [], [], singletons)
 
+    def drop_dead_extents(self, now_ms: int) -> None:
+        """Forget cold messages of incarnations that are gone and before earliest offsets: footers still list them."""
+        with self._environment.begin(write=True) as transaction:
+            with transaction.cursor(db=self._extents) as cursor:
+                incarnations = []
+                found = cursor.first()
+                while found:
+                    incarnations.append(cursor.key()[:8])
+                    found = cursor.set_range(_u64(int.from_bytes(incarnations[-1], "big") + 1))
+            for incarnation in incarnations:
+                name = transaction.get(incarnation, db=self._incarnations)
+                row = transaction.get(name, db=self._streams) if name is not None else None
+                if row is None:
+                    self._drop_extents(transaction, incarnation, None, now_ms)
+                    continue
+                stream = _STREAM.decode(row)
+                if stream.earliest and not stream.forks:
+                    self._drop_extents(transaction, incarnation, stream.earliest, now_ms)
+
     # -- the cold index ----------------------------------------------------------------------------------------
 
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent | None:

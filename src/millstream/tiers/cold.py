@@ -22,17 +22,16 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from millstream.errors import Corrupt
+from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
 from millstream.tiers.catalog import Catalog, FoundExtent
 from millstream.tiers.hot import Run, select
 from millstream.tiers.objects import Objects
 from millstream.tiers.segments import (
-    FOOTER_GUESS_BYTES,
     Footer,
     RowGroup,
     decode_footer,
     decode_row_group,
-    footer_bytes,
     row_group_range,
 )
 
@@ -121,37 +120,28 @@ class ColdTier:
         extent = self.extent_at(incarnation, offset)
         return ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
 
-    def cached_rows_at(self, incarnation: int, offset: int) -> ExtentRows | None:
-        """The same, if it is in memory."""
-        extent = self._catalog.extent_at(incarnation, offset)
-        if extent is None:
-            return None
-        group = self._groups.get((self._path(extent.row.segment), extent.row.row_group))
-        return ExtentRows(extent, group) if group is not None else None
-
     def _read_ahead(self, incarnation: int, offset: int) -> None:
         """Whoever reads to the end of a row group will want the next one."""
         extent = self._catalog.extent_at(incarnation, offset)
         if extent is not None:
             self._load(extent.row.segment, extent.row.row_group)
 
-    def _path(self, number: int) -> str:
+    def _segment(self, number: int) -> SegmentRef:
         segment = self._catalog.segment(number)
         if segment is None:
             raise Corrupt(f"the catalog refers to segment {number}, which it does not have")
-        return segment.path
+        return segment
 
     async def row_group(self, number: int, group: int) -> RowGroup:
-        path = self._path(number)
-        found = self._groups.get((path, group))
+        found = self._groups.get((self._segment(number).path, group))
         return found if found is not None else await asyncio.shield(self._load(number, group))
 
     def _load(self, number: int, group: int) -> asyncio.Task[RowGroup]:
-        path = self._path(number)
-        key = (path, group)
+        segment = self._segment(number)
+        key = (segment.path, group)
         task = self._loading.get(key)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._fetch(path, group))
+            task = asyncio.get_running_loop().create_task(self._fetch(segment, group))
             self._loading[key] = task
             task.add_done_callback(lambda finished: self._loaded(key, finished))
         return task
@@ -161,23 +151,21 @@ class ColdTier:
         if not task.cancelled() and task.exception() is None:
             self._groups.put(key, task.result(), task.result().size)
 
-    async def _fetch(self, path: str, group: int) -> RowGroup:
-        footer = await self.footer(path)
+    async def _fetch(self, segment: SegmentRef, group: int) -> RowGroup:
+        path = segment.path
+        footer = await self.footer(segment)
         start, end = row_group_range(footer.metadata, group)
         data = await self.objects.get_range(path, start, end)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, decode_row_group, footer.metadata, group, start, data, path)
 
-    async def footer(self, path: str) -> Footer:
+    async def footer(self, segment: SegmentRef) -> Footer:
+        path = segment.path
         found = self._footers.get(path)
         if found is not None:
             return found
-        size = (await self.objects.head(path)).size
-        tail = await self.objects.get_range(path, max(0, size - FOOTER_GUESS_BYTES), size)
-        needed = footer_bytes(tail, path)
-        if needed > len(tail):
-            tail = await self.objects.get_range(path, size - needed, size)
+        tail = await self.objects.get_range(path, segment.size - segment.footer_bytes, segment.size)
         loop = asyncio.get_running_loop()
-        footer = await loop.run_in_executor(self._threads, decode_footer, tail[-needed:], path)
-        self._footers.put(path, footer, needed * FOOTER_COST)
+        footer = await loop.run_in_executor(self._threads, decode_footer, tail, path, segment.footer_checksum)
+        self._footers.put(path, footer, len(tail) * FOOTER_COST)
         return footer

@@ -92,7 +92,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, path: str) -> Manifest:
     try:
         manifest = _MANIFEST.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"the manifest {path} cannot be read: {error}") from None
     if manifest.format != FORMAT:
         raise Corrupt(f"the manifest {path} has format {manifest.format}; this millstream reads format {FORMAT}")
@@ -106,7 +106,7 @@ def encode_notes(notes: list[FeedNote]) -> bytes:
 def decode_notes(data: bytes, path: str) -> list[FeedNote]:
     try:
         return _NOTES.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"the notes {path} cannot be read: {error}") from None
 
 
@@ -125,7 +125,7 @@ def longest_chain(heads: list[ManifestHead]) -> list[ManifestHead]:
             steps.setdefault(head.first, []).append(head)
     starts: dict[int, list[ManifestHead]] = {1: []}
     for through, parts in full.items():
-        if len(parts) == next(iter(parts.values())).parts:
+        if len(parts) == max(part.parts for part in parts.values()):  # only the last one knows how many
             starts[through] = [parts[number] for number in sorted(parts)]
     best: list[ManifestHead] = []
     for position, chain in sorted(starts.items()):

@@ -7,6 +7,7 @@ ours: `Unavailable` while the store cannot be reached, `NotFound` for an object 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class ObjectInfo(NamedTuple):
 
 
 def open_objects(settings: ObjectStoreSettings) -> Objects:
-    prefix = str(settings.path).strip("/")
+    prefix = "" if settings.path == Path() else str(settings.path).strip("/")
     limits: Any = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=5)}
     retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=15)}
     options = settings.options
@@ -155,6 +156,13 @@ class Objects:
             async for page in obstore.list(self._store, prefix or None):
                 for entry in page:
                     yield _info(entry)
+
+    def remove_partial_files(self) -> None:
+        """Delete what a crash in the middle of a put leaves in a folder: `name#number`, never a whole object."""
+        if self._folder is not None:
+            for path in self._folder.rglob("*#*"):
+                if re.search(r"#[0-9]+$", path.name):
+                    path.unlink(missing_ok=True)
 
     @staticmethod
     async def _call(path: str, call: Awaitable[T]) -> T:

@@ -29,7 +29,8 @@ ROW_GROUP_ROWS: Final = 16_384
 
 SCHEMA: Final = arrow.schema(
     [
-        ("bucket", arrow.string()),
+        # A dictionary, which is what engines make of the folders' names; in the file it is a string like the others.
+        ("bucket", arrow.dictionary(arrow.int32(), arrow.string())),
         ("stream", arrow.string()),
         ("offset_start", arrow.int64()),
         ("offset_end", arrow.int64()),
@@ -87,6 +88,8 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class EncodedSegment(NamedTuple):
     data: bytes
     checksum: int
+    footer_bytes: int
+    footer_checksum: int
     info: SegmentInfo
     extents: list[Extent]
 
@@ -129,7 +132,8 @@ def encode_segment(bucket: str, shard: int, runs: Iterable[StreamRun]) -> Encode
     )
     writer.close()
     data = sink.getvalue().to_pybytes()
-    return EncodedSegment(data, zlib.crc32(data), info, extents)
+    size = footer_bytes(data, bucket)
+    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, extents)
 
 
 def _row_groups(runs: Iterable[StreamRun]) -> Iterable[list[_Piece]]:
@@ -172,7 +176,7 @@ def _batch(shard: int, pieces: Sequence[_Piece]) -> arrow.RecordBatch:
         return arrow.array([value for value, count in zip(values, lengths, strict=True) for _ in range(count)], kind)
 
     columns = [
-        repeated([run.key.bucket for run, _, _ in pieces], arrow.string()),
+        repeated([run.key.bucket for run, _, _ in pieces], SCHEMA.field("bucket").type),
         repeated([run.key.stream for run, _, _ in pieces], arrow.string()),
         _integers(starts, arrow.int64()),
         _integers(ends, arrow.int64()),
@@ -230,9 +234,6 @@ class Footer(NamedTuple):
     extents: list[Extent]
 
 
-FOOTER_GUESS_BYTES: Final = 64 << 10
-
-
 def footer_bytes(tail: bytes, path: str) -> int:
     """How many bytes at a file's end hold its footer, by its last eight."""
     if len(tail) < 8 or tail[-4:] != b"PAR1":
@@ -240,14 +241,19 @@ def footer_bytes(tail: bytes, path: str) -> int:
     return int.from_bytes(tail[-8:-4], "little") + 8
 
 
-def decode_footer(tail: bytes, path: str) -> Footer:
+def decode_footer(tail: bytes, path: str, checksum: int) -> Footer:
+    """The footer from exactly its bytes. Parquet has no checksum of it and its readers trust it, so ours comes first."""
+    if zlib.crc32(tail) != checksum:
+        raise Corrupt(f"the footer of segment {path} is damaged: its checksum differs from the one that was recorded")
     try:
         metadata = parquet.read_metadata(io.BytesIO(b"PAR1" + tail))
         values = metadata.metadata or {}
         info = _INFO.decode(_as_bytes(values[_SEGMENT_KEY]))
         extents = _EXTENTS.decode(_as_bytes(values[_INDEX_KEY]))
-    except (arrow.ArrowException, KeyError, msgspec.MsgspecError, UnicodeError) as error:
+    except (arrow.ArrowException, OSError, KeyError, msgspec.MsgspecError, UnicodeError) as error:
         raise Corrupt(f"the footer of segment {path} cannot be read: {error}") from None
+    if info.format != FORMAT:
+        raise Corrupt(f"segment {path} has format {info.format}; this millstream reads format {FORMAT}")
     return Footer(metadata, info, extents)
 
 

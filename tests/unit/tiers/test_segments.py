@@ -1,0 +1,261 @@
+"""Segments: any messages survive the round trip, in order, and damage of any kind is noticed."""
+
+from __future__ import annotations
+
+import io
+import random
+import zlib
+from array import array
+from itertools import pairwise
+
+import msgspec
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.errors import Corrupt
+from millstream.protocol.keys import StreamKey
+from millstream.tiers import segments as module
+from millstream.tiers.segments import (
+    FORMAT,
+    SCHEMA,
+    EncodedSegment,
+    RowGroup,
+    SegmentInfo,
+    StreamRun,
+    decode_footer,
+    decode_row_group,
+    encode_segment,
+    footer_bytes,
+    row_group_range,
+)
+
+BUCKET = "a bucket é%"
+COLUMNS = [
+    "bucket",
+    "stream",
+    "offset_start",
+    "offset_end",
+    "shard",
+    "position",
+    "appended_at",
+    "content_type",
+    "payload",
+]
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
+
+
+def run_of(stream: str, incarnation: int, start: int, messages: list[bytes], position: int = 1) -> StreamRun:
+    ends, offset = array("q"), start
+    for message in messages:
+        offset += len(message)
+        ends.append(offset)
+    positions = array("q", range(position, position + len(messages)))
+    times = array("q", range(1_700_000_000_000, 1_700_000_000_000 + len(messages)))
+    return StreamRun(
+        StreamKey(BUCKET, stream), incarnation, f"text/{incarnation}", start, messages, ends, positions, times
+    )
+
+
+@st.composite
+def some_runs(draw: st.DrawFn) -> list[StreamRun]:
+    keys = draw(st.lists(st.tuples(NAMES, st.integers(1, 2**40)), min_size=1, max_size=8, unique_by=lambda key: key[1]))
+    runs, position = [], draw(st.integers(1, 2**40))
+    for stream, incarnation in keys:
+        start = draw(st.sampled_from([0, 7, 2**45]))
+        messages = draw(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=12))
+        runs.append(run_of(stream, incarnation, start, messages, position))
+        position += len(messages) + 1
+    return draw(st.permutations(runs))
+
+
+def row_groups(encoded: EncodedSegment, path: str = "p") -> list[RowGroup]:
+    footer = decode_footer(encoded.data[-encoded.footer_bytes :], path, encoded.footer_checksum)
+    groups = []
+    for group in range(footer.metadata.num_row_groups):
+        start, end = row_group_range(footer.metadata, group)
+        groups.append(decode_row_group(footer.metadata, group, start, encoded.data[start:end], path))
+    return groups
+
+
+def check_round_trip(runs: list[StreamRun], encoded: EncodedSegment) -> None:
+    """Every stream's messages, found by the index of the footer alone, are what went in."""
+    footer = decode_footer(encoded.data[-encoded.footer_bytes :], "p", encoded.footer_checksum)
+    assert footer.extents == encoded.extents
+    assert footer.info == encoded.info
+    groups = row_groups(encoded)
+    for run in runs:
+        mine = [one for one in footer.extents if (one.stream, one.incarnation) == (run.key.stream, run.incarnation)]
+        assert mine[0].offset_start == run.start
+        assert mine[-1].offset_end == run.ends[-1]
+        assert all(before.offset_end == after.offset_start for before, after in pairwise(mine))
+        found: list[bytes] = []
+        joined = b""
+        ends: list[int] = []
+        positions: list[int] = []
+        times: list[int] = []
+        for extent in mine:
+            group, first, stop = groups[extent.row_group], extent.row_start, extent.row_start + extent.rows
+            found += group.messages(first, stop)
+            joined += group.bytes_of(first, stop)
+            ends += group.ends[first:stop]
+            positions += group.positions[first:stop]
+            times += group.times[first:stop]
+        assert found == run.messages
+        assert joined == b"".join(run.messages)
+        assert (ends, positions, times) == (list(run.ends), list(run.positions), list(run.times))
+
+
+@given(some_runs())
+def test_any_runs_survive_the_round_trip_through_a_segment(runs: list[StreamRun]) -> None:
+    encoded = encode_segment(BUCKET, 3, runs)
+    check_round_trip(runs, encoded)
+    assert encoded.info == SegmentInfo(
+        FORMAT,
+        3,
+        BUCKET,
+        min(run.positions[0] for run in runs),
+        max(run.positions[-1] for run in runs),
+        min(run.times[0] for run in runs),
+        max(run.times[-1] for run in runs),
+        sum(len(run.messages) for run in runs),
+        sum(map(len, (message for run in runs for message in run.messages))),
+    )
+
+
+@given(some_runs())
+@settings(max_examples=40)
+def test_any_engine_sees_the_rows_sorted_by_stream_incarnation_and_offset(runs: list[StreamRun]) -> None:
+    table = parquet.read_table(io.BytesIO(encode_segment(BUCKET, 3, runs).data))
+    assert table.schema.names[: len(COLUMNS)] == COLUMNS
+    assert table.schema.remove_metadata().equals(SCHEMA)
+    rows = table.to_pylist()
+    keys = [(row["stream"], row["incarnation"], row["offset_start"]) for row in rows]
+    assert keys == sorted(keys)
+    assert {(row["bucket"], row["shard"]) for row in rows} == {(BUCKET, 3)}
+    assert all(row["offset_end"] - row["offset_start"] == len(row["payload"]) for row in rows)
+    expected = [
+        (run.key.stream, run.content_type, run.ends[index], run.positions[index], run.times[index], message)
+        for run in sorted(runs, key=lambda run: (run.key.stream, run.incarnation))
+        for index, message in enumerate(run.messages)
+    ]
+    found = [
+        (
+            row["stream"],
+            row["content_type"],
+            row["offset_end"],
+            row["position"],
+            round(row["appended_at"].timestamp() * 1000),
+            row["payload"],
+        )
+        for row in rows
+    ]
+    assert found == expected
+
+
+@given(some_runs(), st.integers(1, 200), st.integers(1, 9))
+def test_row_groups_of_any_size_hold_everything_once(runs: list[StreamRun], size: int, rows: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROW_GROUP_BYTES", size)
+        patch.setattr(module, "ROW_GROUP_ROWS", rows)
+        encoded = encode_segment(BUCKET, 0, runs)
+    check_round_trip(runs, encoded)
+    footer = decode_footer(encoded.data[-encoded.footer_bytes :], "p", encoded.footer_checksum)
+    for group in range(footer.metadata.num_row_groups):
+        mine = [extent for extent in footer.extents if extent.row_group == group]
+        assert sum(extent.rows for extent in mine) == footer.metadata.row_group(group).num_rows <= rows
+        assert len(mine) == 1 or sum(extent.offset_end - extent.offset_start for extent in mine) <= size
+
+
+def test_messages_larger_than_a_row_group_get_one_each_and_small_ones_share() -> None:
+    large = random.Random(1).randbytes(3 << 20)
+    runs = [run_of("large", 1, 0, [large, b"x", large]), run_of("small", 2, 0, [b"y"] * 20_000, 10)]
+    encoded = encode_segment(BUCKET, 0, runs)
+    check_round_trip(runs, encoded)
+    assert [(one.row_group, one.rows) for one in encoded.extents if one.stream == "large"] == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_text_that_repeats_is_compressed() -> None:
+    encoded = encode_segment(BUCKET, 0, [run_of("s", 1, 0, [b"the same again " * 70] * 1000)])
+    assert len(encoded.data) < encoded.info.payload_bytes / 20
+    metadata = parquet.read_metadata(io.BytesIO(encoded.data))
+    assert {metadata.row_group(0).column(one).compression for one in range(metadata.num_columns)} == {"ZSTD"}
+
+
+# -- damage ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoded() -> EncodedSegment:
+    chance = random.Random(5)
+    runs = [
+        run_of(f"stream-{number}", number + 1, 0, [chance.randbytes(chance.randrange(1, 90)) for _ in range(40)])
+        for number in range(5)
+    ]
+    return encode_segment(BUCKET, 0, runs)
+
+
+def read_everything(data: bytes, written: EncodedSegment) -> object:
+    footer = decode_footer(data[-written.footer_bytes :], "the-path", written.footer_checksum)
+    found = []
+    for group in range(footer.metadata.num_row_groups):
+        start, end = row_group_range(footer.metadata, group)
+        rows = decode_row_group(footer.metadata, group, start, data[start:end], "the-path")
+        count = len(rows.ends)
+        found.append((rows.messages(0, count), rows.ends, rows.positions, rows.times))
+    return footer.info, footer.extents, found
+
+
+def test_a_flipped_bit_in_a_page_never_changes_what_is_read(encoded: EncodedSegment) -> None:
+    whole = read_everything(encoded.data, encoded)
+    pages = len(encoded.data) - footer_bytes(encoded.data[-8:], "p")
+    noticed = 0
+    for at in range(4, pages, 7):
+        damaged = bytearray(encoded.data)
+        damaged[at] ^= 1 << at % 8
+        try:
+            assert read_everything(bytes(damaged), encoded) == whole, f"byte {at} was flipped and the content changed"
+        except Corrupt as error:
+            assert "the-path" in error.message
+            noticed += 1
+    assert noticed > pages / 7 / 4, "only the columns nobody reads may be damaged unnoticed"
+
+
+def test_a_flipped_bit_in_the_footer_is_always_noticed(encoded: EncodedSegment) -> None:
+    for at in range(len(encoded.data) - encoded.footer_bytes, len(encoded.data), 11):
+        damaged = bytearray(encoded.data)
+        damaged[at] ^= 1 << at % 8
+        with pytest.raises(Corrupt, match="the-path"):
+            read_everything(bytes(damaged), encoded)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7, 8, 100, -1, -4, -8, -200])
+def test_a_truncated_file_is_refused(encoded: EncodedSegment, kept: int) -> None:
+    with pytest.raises(Corrupt, match="the-path"):
+        read_everything(encoded.data[:kept], encoded)
+
+
+def test_a_parquet_file_of_another_program_is_refused() -> None:
+    sink = io.BytesIO()
+    parquet.write_table(parquet.read_table(io.BytesIO(encode_segment("b", 0, [run_of("s", 1, 0, [b"x"])]).data)), sink)
+    data = sink.getvalue()
+    metadata = parquet.read_metadata(io.BytesIO(data)).metadata or {}
+    if b"millstream.index" in metadata:
+        pytest.skip("this pyarrow carries foreign metadata over")
+    with pytest.raises(Corrupt, match="the-path"):
+        tail = data[-footer_bytes(data[-8:], "the-path") :]
+        decode_footer(tail, "the-path", zlib.crc32(tail))
+
+
+def test_a_segment_of_a_later_format_is_refused_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORMAT", 99)
+    later = encode_segment(BUCKET, 0, [run_of("s", 1, 0, [b"x"])])
+    monkeypatch.undo()
+    with pytest.raises(Corrupt, match="99"):
+        decode_footer(later.data[-later.footer_bytes :], "p", later.footer_checksum)
+
+
+def test_the_checksum_is_that_of_the_whole_file(encoded: EncodedSegment) -> None:
+    assert encoded.checksum == zlib.crc32(encoded.data)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(encoded.info), type=SegmentInfo) == encoded.info
