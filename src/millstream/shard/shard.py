@@ -195,8 +195,9 @@ class Shard:
         return self._catalog.cold_totals()
 
     def backpressure_reason(self) -> str | None:
-        """Why writers are being refused, or None if lately none was."""
-        if self.clock.now_ms() - self._refused_at_ms > BACKPRESSURE_SHOWN_MS:
+        """Why writers are being refused; None if lately none was, or there is room again."""
+        is_recent = self.clock.now_ms() - self._refused_at_ms <= BACKPRESSURE_SHOWN_MS
+        if not is_recent or self.hot.bytes + self.committer.pending_bytes < self.hot_bytes_max // 2:
             return None
         return self.flusher.failure or "messages arrive faster than they can be moved to the cold tier"
 

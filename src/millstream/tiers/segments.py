@@ -242,7 +242,7 @@ def footer_bytes(tail: bytes, path: str) -> int:
 
 
 def decode_footer(tail: bytes, path: str, checksum: int) -> Footer:
-    """The footer from exactly its bytes. Parquet has no checksum of it and its readers trust it, so ours comes first."""
+    """The footer from exactly its bytes. Parquet readers trust it without a checksum of it, so ours comes first."""
     if zlib.crc32(tail) != checksum:
         raise Corrupt(f"the footer of segment {path} is damaged: its checksum differs from the one that was recorded")
     try:

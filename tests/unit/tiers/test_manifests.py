@@ -26,7 +26,7 @@ from millstream.tiers.manifests import (
 
 NUMBERS = st.integers(0, 2**60)
 TEXTS = st.text(max_size=20)
-SEGMENTS = st.builds(SegmentRef, TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+SEGMENTS = st.builds(SegmentRef, TEXTS, TEXTS, *[NUMBERS] * 10)
 MANIFESTS = st.builds(
     Manifest,
     st.just(FORMAT),
