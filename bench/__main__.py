@@ -9,10 +9,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import appends, environment, live, load, peers, reads, replay, report, startup
+from bench import appends, buckets, cold, environment, live, load, peers, reads, replay, report, startup
 from bench.measurement import Plan, progress
 
-BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (appends, reads, replay, live, startup)}
+MODULES = (appends, reads, replay, live, startup, buckets, cold)
+BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -23,6 +24,8 @@ def main() -> int:
         seconds=arguments.seconds or (1 if arguments.quick else 2),
         is_quick=arguments.quick,
         data_parent=arguments.data_parent,
+        streams=arguments.streams,
+        large_mib=arguments.large_mib,
     )
     _allow_many_files()
     try:
@@ -45,13 +48,24 @@ def main() -> int:
         progress(f"== {name} ({time.monotonic() - begin:.0f} s so far)")
         collected.append(BENCHMARKS[name].run(chosen, plan))
         surroundings["took"] = f"{time.monotonic() - begin:.0f} s"
+        environment.note_change(surroundings)
+        for results in collected:
+            results.environment = surroundings
         if not arguments.no_write:
             # After each one, so that what ends a later one does not take the earlier ones with it.
-            report.write(collected, skipped, surroundings, RESULTS)
+            merged = _merged(collected)
+            shown = {name for results in merged for name in results.servers()}
+            report.write(merged, [one for one in skipped if one.name not in shown], RESULTS)
     if not arguments.no_write:
         progress(f"tables, data and charts are in {RESULTS}")
-    print(report.as_data(collected, skipped, surroundings) if arguments.json else report.overview(collected))
+    print(report.as_data(collected, skipped) if arguments.json else report.glance(collected))
     return 0 if all(_is_valid(results) for results in collected) else 2
+
+
+def _merged(collected: list[report.Results]) -> list[report.Results]:
+    """What was measured now, with what an earlier run has left of the other benchmarks."""
+    found = {results.name: results for results in (*report.read(RESULTS), *collected)}
+    return [found[name] for name in BENCHMARKS if name in found]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round of one second, smaller data: does it work?")
     parser.add_argument("--rounds", type=int, help="rounds of each measurement (3)")
     parser.add_argument("--seconds", type=int, help="seconds of each throughput measurement (2)")
+    parser.add_argument(
+        "--streams", type=int, default=Plan.streams, help="streams in one bucket, for buckets and cold (%(default)s)"
+    )
+    parser.add_argument(
+        "--large-mib", type=int, default=Plan.large_mib, help="size of the large stream of cold, MiB (%(default)s)"
+    )
     parser.add_argument("--peer", action="append", help="only this server; may be repeated")
     parser.add_argument("--json", action="store_true", help="print everything measured as JSON instead of the overview")
     parser.add_argument("--no-write", action="store_true", help="leave bench/results as it is")

@@ -31,6 +31,12 @@ def describe(plan: Plan) -> dict[str, str]:
     }
 
 
+def note_change(described: dict[str, str]) -> None:
+    """Say so if the millstream that is measured is no longer the one that was described: others may work on it."""
+    if f"({_revision()})" not in described["millstream"] and "changed" not in described["millstream"]:
+        described["millstream"] += f"; changed to {_revision()} during the run"
+
+
 def _output(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.peers import Peer, Server, ServerFailed
 
 Figures = dict[str, float]
+
+OURS = "millstream"
+YARDSTICK = "yardstick"
 
 
 class Invalid(Exception):
@@ -26,6 +29,8 @@ class Plan:
     seconds: int
     is_quick: bool
     data_parent: Path
+    streams: int = 1_000_000
+    large_mib: int = 4096
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,16 @@ class Metric:
         """How many times better ours is; below 1 it is worse."""
         better, worse = (ours, theirs) if self.higher_is_better else (theirs, ours)
         return better / worse if worse else float("inf")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What millstream sets itself for a case: a limit for a figure, or for its ratio to the yardstick's."""
+
+    case: str
+    metric: str
+    limit: float
+    is_ratio: bool = False
 
 
 @dataclass
@@ -59,13 +74,18 @@ class Cell:
 
 @dataclass
 class Results:
-    """The outcome of one benchmark. `headline` names the cases that the overview shows."""
+    """The outcome of one benchmark. `headline` names the cases that the overview shows.
+
+    A benchmark that compares millstream with itself has goals instead, and a column `YARDSTICK`.
+    """
 
     name: str
     title: str
     method: str
     metrics: Sequence[Metric]
     headline: Sequence[str]
+    goals: Sequence[Goal] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     cells: dict[str, dict[str, Cell]] = field(default_factory=dict)
 
     def cell(self, case: str, server: str) -> Cell:

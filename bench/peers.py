@@ -60,6 +60,10 @@ class Server:
         self.port = 0
 
     @property
+    def data(self) -> Path:
+        return self._data
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -203,6 +207,12 @@ def discover() -> tuple[list[Peer], list[Skipped]]:
             Peer("Ursula", lambda port, data: [ursula, *_ursula_flags(port, data)], prefix="/bench/", bucket="/bench")
         )
     return found, skipped
+
+
+def millstream(name: str, *settings: str) -> Peer:
+    """millstream with settings of its own, such as `cold.flush_interval=1s`, for comparing it with itself."""
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return Peer(name, lambda port, data: [*_millstream_command(port, data), *flags])
 
 
 def _millstream_command(port: int, data: Path) -> list[str]:

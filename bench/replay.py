@@ -114,9 +114,9 @@ def _replay_together(server: Server, readers: int, size: int, seconds: int) -> F
     }
 
 
-def replay(server: Server, sink: Sink | None = None) -> tuple[int, int]:
+def replay(server: Server, sink: Sink | None = None, stream: str = STREAM) -> tuple[int, int]:
     """Read a stream to its end over one connection. Returns its length and the number of requests that took."""
-    path, offset = server.path(STREAM), "-1"
+    path, offset = server.path(stream), "-1"
     length = requests = 0
     view = memoryview(bytearray(BUFFER_BYTES))
     with socket.create_connection(("127.0.0.1", server.port), TIMEOUT_SECONDS) as connection:
@@ -125,8 +125,8 @@ def replay(server: Server, sink: Sink | None = None) -> tuple[int, int]:
             while True:
                 connection.sendall(f"GET {path}?offset={offset} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
                 requests += 1
-                headers = _read_headers(incoming)
-                piece = _read_body(incoming, headers, view, sink)
+                headers = read_headers(incoming)
+                piece = read_body(incoming, headers, view, sink)
                 length += piece
                 offset = headers["stream-next-offset"]
                 if headers.get("stream-up-to-date") == "true":
@@ -135,7 +135,7 @@ def replay(server: Server, sink: Sink | None = None) -> tuple[int, int]:
                     raise ConnectionError("an answer without bytes that is not up to date")
 
 
-def _read_headers(incoming: socket.SocketIO) -> dict[str, str]:
+def read_headers(incoming: socket.SocketIO) -> dict[str, str]:
     status = incoming.readline().decode()
     if " 200 " not in status:
         raise ConnectionError(f"a read was answered {status.strip()!r}")
@@ -146,7 +146,7 @@ def _read_headers(incoming: socket.SocketIO) -> dict[str, str]:
     return headers
 
 
-def _read_body(incoming: socket.SocketIO, headers: dict[str, str], view: memoryview, sink: Sink | None) -> int:
+def read_body(incoming: socket.SocketIO, headers: dict[str, str], view: memoryview, sink: Sink | None) -> int:
     if headers.get("transfer-encoding") != "chunked":
         return _drain(incoming, int(headers["content-length"]), view, sink)
     length = 0

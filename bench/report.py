@@ -6,6 +6,7 @@ millstream wins, below 1 it loses.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from bench import appends
-from bench.measurement import Cell, Metric, Results
+from bench.measurement import OURS, YARDSTICK, Cell, Goal, Metric, Results
 from bench.peers import Skipped
 
-OURS = "millstream"
 COLORS = {
     OURS: "#0b6e99",
+    YARDSTICK: "#b8b8b8",
     "Node, memory": "#8fbf6b",
     "Node, file": "#4f8a3a",
     "Rust": "#d9843b",
@@ -78,13 +79,18 @@ def metric_table(results: Results, metric: Metric) -> str:
         [case, *(_show_value(row.get(name), metric) for name in servers)]
         + ([_show_ratio(_ratio(metric, row, peer)) for peer in peers] if compares else [])
         for case, row in results.cells.items()
+        if not results.goals or _is_measured(row, metric)
     ]
     return table([metric.title, *servers, *([f"vs {peer}" for peer in peers] if compares else [])], rows)
 
 
+def _is_measured(row: Mapping[str, Cell], metric: Metric) -> bool:
+    return any(cell.problems or cell.median(metric.key) is not None for cell in row.values())
+
+
 def overview(collected: Sequence[Results]) -> str:
     """One line for each headline case: the main figure of every server and the ratios."""
-    servers = list(dict.fromkeys(name for results in collected for name in results.servers()))
+    servers = list(dict.fromkeys(name for results in collected if results.headline for name in results.servers()))
     peers = [name for name in servers if name != OURS]
     rows = []
     for results, case, metric in _headlines(collected):
@@ -97,6 +103,46 @@ def overview(collected: Sequence[Results]) -> str:
     return table(["", *servers, *(f"vs {peer}" for peer in peers)], rows)
 
 
+def goals(collected: Sequence[Results]) -> str:
+    """One line for each goal: the figure, what it is compared with, and whether the goal is met."""
+    rows = []
+    for results in collected:
+        metrics = {metric.key: metric for metric in results.metrics}
+        for goal in results.goals:
+            if goal.case in results.cells:
+                rows.append(_goal_row(results, goal, metrics[goal.metric]))
+    return table(["", OURS, YARDSTICK, "ratio", "goal", ""], rows)
+
+
+def _goal_row(results: Results, goal: Goal, metric: Metric) -> list[str]:
+    row = results.cells[goal.case]
+    value, ratio = row[OURS].median(metric.key), _plain_ratio(row, metric)
+    reached = ratio if goal.is_ratio else value
+    is_met = reached is not None and (reached >= goal.limit if metric.higher_is_better else reached <= goal.limit)
+    sign = "≥" if metric.higher_is_better else "≤"
+    return [
+        f"{results.title}: {goal.case} ({metric.title})",
+        _show_value(row.get(OURS), metric),
+        _show_value(row.get(YARDSTICK), metric),
+        _show_ratio(ratio),
+        f"{sign} {goal.limit:g}{'×' if goal.is_ratio else ''}",
+        "–" if reached is None else "met" if is_met else "missed",
+    ]
+
+
+def _plain_ratio(row: Mapping[str, Cell], metric: Metric) -> float | None:
+    """The figure as a multiple of the yardstick's, whichever direction is better."""
+    ours, theirs = (row[name].median(metric.key) if name in row else None for name in (OURS, YARDSTICK))
+    return ours / theirs if ours is not None and theirs else None
+
+
+def glance(collected: Sequence[Results]) -> str:
+    """The overview and the goals, as far as there are any."""
+    parts = [overview(collected)] if _headlines(collected) else []
+    parts += [goals(collected)] if any(results.goals for results in collected) else []
+    return "\n\n".join(parts)
+
+
 def _headlines(collected: Sequence[Results]) -> list[tuple[Results, str, Metric]]:
     found = []
     for results in collected:
@@ -105,20 +151,44 @@ def _headlines(collected: Sequence[Results]) -> list[tuple[Results, str, Metric]
     return found
 
 
-def markdown(collected: Sequence[Results], skipped: Sequence[Skipped], environment: Mapping[str, str]) -> str:
+def markdown(collected: Sequence[Results], skipped: Sequence[Skipped]) -> str:
     parts = [
         "# Benchmark results",
         "Written by `make bench`; how to read it is in [../README.md](../README.md). A ratio (`vs`) says how many "
         "times better millstream is than that peer in the same run: above 1 it wins, below 1 it loses.",
-        table(["Environment", ""], [[key, value] for key, value in environment.items()]),
+        _environments(collected),
     ]
     parts += [f"Skipped: {one.name}: {one.reason}." for one in skipped]
-    parts += ["## Overview", overview(collected), "![Ratios](overview.png)"]
+    if _headlines(collected):
+        parts += ["## Overview", overview(collected), "![Ratios](overview.png)"]
+    if any(results.goals for results in collected):
+        parts += [
+            "## Goals",
+            "millstream against a yardstick of its own, measured in the same run; what the yardstick is stands in the "
+            "sections below. Here a ratio is millstream's figure divided by the yardstick's.",
+            goals(collected),
+        ]
     for results in collected:
         parts += [f"## {results.title}", results.method, f"![{results.title}]({results.name}.png)"]
         parts += [metric_table(results, metric) for metric in results.metrics]
         parts += _remarks(results)
     return "\n\n".join(parts) + "\n"
+
+
+def _environments(collected: Sequence[Results]) -> str:
+    """A column for each run that the results come from."""
+    runs: list[tuple[Mapping[str, str], list[str]]] = []
+    for results in collected:
+        names = next((names for environment, names in runs if environment == results.environment), None)
+        if names is None:
+            runs.append((results.environment, [results.name]))
+        else:
+            names.append(results.name)
+    keys = list(dict.fromkeys(key for environment, _ in runs for key in environment))
+    headings = [", ".join(names) for _, names in runs]
+    return table(
+        ["Environment", *headings], [[key, *(environment.get(key, "") for environment, _ in runs)] for key in keys]
+    )
 
 
 def _remarks(results: Results) -> list[str]:
@@ -130,11 +200,11 @@ def _remarks(results: Results) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def as_data(collected: Sequence[Results], skipped: Sequence[Skipped], environment: Mapping[str, str]) -> str:
-    """Everything that was measured, every round, as JSON."""
+def as_data(collected: Sequence[Results], skipped: Sequence[Skipped]) -> str:
+    """Everything that was measured, every round, as JSON; `read` understands it."""
     content = {
-        "environment": dict(environment),
         "skipped": {one.name: one.reason for one in skipped},
+        "described": {results.name: _description(results) for results in collected},
         "benchmarks": {
             results.name: {
                 case: {name: _cell_data(results, row, name) for name in row} for case, row in results.cells.items()
@@ -143,6 +213,41 @@ def as_data(collected: Sequence[Results], skipped: Sequence[Skipped], environmen
         },
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _description(results: Results) -> dict[str, object]:
+    return {
+        "title": results.title,
+        "method": results.method,
+        "environment": dict(results.environment),
+        "metrics": [dataclasses.asdict(metric) for metric in results.metrics],
+        "headline": list(results.headline),
+        "goals": [dataclasses.asdict(goal) for goal in results.goals],
+    }
+
+
+def read(directory: Path) -> list[Results]:
+    """The results that an earlier run has written, so that a run of some benchmarks keeps those of the others."""
+    try:
+        content = json.loads((directory / "summary.json").read_text())
+    except FileNotFoundError:
+        return []
+    return [
+        Results(
+            name,
+            about["title"],
+            about["method"],
+            [Metric(**metric) for metric in about["metrics"]],
+            about["headline"],
+            [Goal(**goal) for goal in about["goals"]],
+            about["environment"],
+            {
+                case: {server: Cell(cell["rounds"], cell["problems"], cell["notes"]) for server, cell in row.items()}
+                for case, row in content["benchmarks"][name].items()
+            },
+        )
+        for name, about in content.get("described", {}).items()
+    ]
 
 
 def _cell_data(results: Results, row: Mapping[str, Cell], name: str) -> dict[str, object]:
@@ -161,18 +266,17 @@ def _cell_data(results: Results, row: Mapping[str, Cell], name: str) -> dict[str
 # -- charts ----------------------------------------------------------------------------------------------------
 
 
-def write(
-    collected: Sequence[Results], skipped: Sequence[Skipped], environment: Mapping[str, str], directory: Path
-) -> None:
+def write(collected: Sequence[Results], skipped: Sequence[Skipped], directory: Path) -> None:
     directory.mkdir(exist_ok=True)
-    (directory / "summary.md").write_text(markdown(collected, skipped, environment))
-    (directory / "summary.json").write_text(as_data(collected, skipped, environment))
+    (directory / "summary.md").write_text(markdown(collected, skipped))
+    (directory / "summary.json").write_text(as_data(collected, skipped))
     pyplot.rcParams.update(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     )
-    _overview_chart(collected, directory / "overview.png")
+    if _headlines(collected):
+        _overview_chart(collected, directory / "overview.png")
     for results in collected:
-        draw = _appends_chart if results.name == "appends" else _plain_chart
+        draw = _appends_chart if results.name == "appends" else _goals_chart if results.goals else _plain_chart
         draw(results, directory / f"{results.name}.png")
 
 
@@ -280,10 +384,50 @@ def _plain_chart(results: Results, path: Path) -> None:
     _save(figure, path)
 
 
+def _goals_chart(results: Results, path: Path) -> None:
+    """A line for each goal, as a share of its limit: left of the line at 1 it is met when less is better."""
+    metrics = {metric.key: metric for metric in results.metrics}
+    shown = [goal for goal in results.goals if goal.case in results.cells]
+    figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.42 * len(shown)), layout="constrained")
+    for line, goal in enumerate(shown):
+        metric, row = metrics[goal.metric], results.cells[goal.case]
+        value = _plain_ratio(row, metric) if goal.is_ratio else row[OURS].median(metric.key)
+        if not value:
+            axes.text(1.03, line, "invalid" if row[OURS].problems else "n/a", va="center", fontsize=7, color="#888")
+            continue
+        margin = value / goal.limit if metric.higher_is_better else goal.limit / value
+        axes.barh(line, margin - 1, 0.62, left=1, color=COLORS[OURS] if margin >= 1 else "#c8553d")
+        unit = metric.title.rpartition(", ")[2]
+        shown_value = f"{_show_ratio(value)} the yardstick" if goal.is_ratio else f"{_short(value)} {unit}"
+        sign, times = "≥" if metric.higher_is_better else "≤", "×" if goal.is_ratio else ""
+        axes.annotate(
+            f"{shown_value}; goal {sign} {goal.limit:g}{times}",
+            (margin, line),
+            xytext=(4 if margin >= 1 else -4, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left" if margin >= 1 else "right",
+            fontsize=7,
+        )
+    axes.set_xscale("log")
+    axes.margins(x=0.45)
+    axes.axvline(1, color="#333", linewidth=1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
+    axes.set_yticks(range(len(shown)), [f"{goal.case}\n{metrics[goal.metric].title}" for goal in shown])
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.set_ylim(len(shown) - 0.45, -0.55)
+    axes.set_xlabel("missed by a factor of  ←  goal (log scale)  →  met with this much to spare")
+    figure.suptitle(f"{results.title}: how far from the goals?", fontsize=13, fontweight="bold")
+    _save(figure, path)
+
+
 def _overview_chart(collected: Sequence[Results], path: Path) -> None:
     """How many times better millstream is than each peer, for the headline cases."""
     headlines = _headlines(collected)
-    peers = [name for name in dict.fromkeys(n for results in collected for n in results.servers()) if name != OURS]
+    servers = dict.fromkeys(name for results in collected if results.headline for name in results.servers())
+    peers = [name for name in servers if name != OURS]
     figure, axes = pyplot.subplots(figsize=(10, 1.6 + 0.5 * len(headlines)), layout="constrained")
     step = 0.8 / max(1, len(peers))
     for line, (results, case, metric) in enumerate(headlines):

@@ -52,7 +52,7 @@ def test_what_was_put_is_read_whole_in_ranges_and_in_pieces(objects: Objects, si
     async def main() -> None:
         await objects.put("a/b", data)
         assert await objects.get("a/b") == data
-        assert b"".join([piece async for piece in objects.stream("a/b")]) == data
+        assert b"".join([piece async for piece in objects.stream("a/b", len(data))]) == data
         for start, end in ((0, size), (0, 1), (size - 1, size), (size // 3, size // 2 + 1)):
             assert await objects.get_range("a/b", start, end) == data[start:end]
         info = await objects.head("a/b")
@@ -66,7 +66,7 @@ def test_an_empty_object_is_an_object(objects: Objects) -> None:
         await objects.put("empty", b"")
         assert await objects.get("empty") == b""
         assert (await objects.head("empty")).size == 0
-        assert [piece async for piece in objects.stream("empty") if piece] == []
+        assert [piece async for piece in objects.stream("empty", 0) if piece] == []
 
     run(main())
 
@@ -119,7 +119,7 @@ def test_an_object_that_is_not_there_is_not_found_by_its_name(objects: Objects, 
             elif ask == "copy":
                 await objects.copy("not/there", "target")
             else:
-                [piece async for piece in objects.stream("not/there")]
+                [piece async for piece in objects.stream("not/there", 10)]
         assert refused.value.code == "object_not_found"
 
     run(main())

@@ -67,7 +67,7 @@ class SnapshotApi:
         self._shard.touch(stream)
         snapshot = self._snapshot(stream, parse_offset(token))
         fields = b"content-type: %b\r\n" % snapshot.content_type.encode("latin-1") + self._fields(stream, snapshot)
-        body = GeneratedBody(self._shard.blobs.read(snapshot.blob))
+        body = GeneratedBody(self._shard.blobs.read(snapshot.blob, snapshot.size))
         request.reply(Response(200, fields + _NEVER_CACHED, body, length=snapshot.size))
 
     def delete(self, request: Request, key: StreamKey, token: str) -> None:
@@ -132,7 +132,7 @@ class SnapshotApi:
             yield part_head(boundary, OCTET_STREAM, is_first=True)
         else:
             yield part_head(boundary, snapshot.content_type, is_first=True)
-            async for piece in self._shard.blobs.read(snapshot.blob):
+            async for piece in self._shard.blobs.read(snapshot.blob, snapshot.size):
                 yield piece
         for place in cut:
             for messages in _pieces_of(await self._shard.reader.fetch(place)):

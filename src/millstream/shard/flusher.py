@@ -209,7 +209,7 @@ class Flusher:
             finally:
                 self._machine.removing = {}
                 self._machine.frozen = {}
-            self._release(frozen)
+            await self._release(frozen)
             await self._delete_freed_blobs(frozen)
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
@@ -407,25 +407,29 @@ class Flusher:
 
     # -- letting go ------------------------------------------------------------------------------------------
 
-    def _release(self, frozen: _Frozen) -> None:
+    async def _release(self, frozen: _Frozen) -> None:
         self._kept.append((frozen.position, frozen.incarnations))
         while self._kept and self._hot.bytes > self._limits.keep_bytes:
             position, incarnations = self._kept.popleft()
-            for incarnation in incarnations:
-                self._hot.release(incarnation, position)
             self._journals.drop_before(position)
-        self._evict()
+            for count, incarnation in enumerate(incarnations, 1):
+                self._hot.release(incarnation, position)
+                if count % SLICE_STREAMS == 0:
+                    await asyncio.sleep(0)
+        await self._evict()
 
-    def _evict(self) -> None:
+    async def _evict(self) -> None:
         """Keep no more streams in memory than allowed; those without messages there go first."""
         excess = self._machine.resident_count() - self._limits.resident_streams_max
         if excess <= 0:
             return
-        for stream in list(self._machine.resident()):
+        for count, stream in enumerate(list(self._machine.resident()), 1):
             if stream.incarnation not in self._hot.tails and self.can_evict(stream.incarnation):
                 excess -= self._machine.evict(stream)
                 if excess <= 0:
                     return
+            if count % SLICE_STREAMS == 0:
+                await asyncio.sleep(0)
 
     # -- full manifests --------------------------------------------------------------------------------------
 

@@ -82,6 +82,8 @@ class Namespace:
         incarnation = stream.incarnation
         if stream.ahead is not None or incarnation in self.dirty or incarnation in self.frozen:
             return False
+        if self._by_incarnation.get(incarnation) is not stream:
+            return False  # it has gone meanwhile
         del self._by_incarnation[incarnation]
         if self._by_key.get(stream.key) is stream:
             del self._by_key[stream.key]

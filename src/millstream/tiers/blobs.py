@@ -72,8 +72,8 @@ class Blobs:
         self.made.discard(name)
         await self._objects.delete(_ROOT + name)
 
-    def read(self, name: str) -> AsyncIterator[bytes]:
-        return self._objects.stream(_ROOT + name)
+    def read(self, name: str, size: int) -> AsyncIterator[bytes]:
+        return self._objects.stream(_ROOT + name, size)
 
     async def names(self) -> list[str]:
         return [entry.path.removeprefix(_ROOT) async for entry in self._objects.list(_ROOT)]

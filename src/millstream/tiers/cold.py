@@ -36,6 +36,7 @@ from millstream.tiers.segments import (
 )
 
 DECODING_THREADS: Final = 2
+GROUPS_AHEAD: Final = 3
 FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 
@@ -121,10 +122,15 @@ class ColdTier:
         return ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
 
     def _read_ahead(self, incarnation: int, offset: int) -> None:
-        """Whoever reads to the end of a row group will want the next one."""
-        extent = self._catalog.extent_at(incarnation, offset)
-        if extent is not None:
-            self._load(extent.row.segment, extent.row.row_group)
+        """Whoever reads to the end of a row group will want the next ones."""
+        for _ in range(GROUPS_AHEAD):
+            extent = self._catalog.extent_at(incarnation, offset)
+            if extent is None:
+                return
+            key = (self._segment(extent.row.segment).path, extent.row.row_group)
+            if key not in self._groups:
+                self._load(extent.row.segment, extent.row.row_group)
+            offset = extent.row.offset_end
 
     def _segment(self, number: int) -> SegmentRef:
         segment = self._catalog.segment(number)

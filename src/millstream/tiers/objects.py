@@ -6,6 +6,7 @@ ours: `Unavailable` while the store cannot be reached, `NotFound` for an object 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -21,7 +22,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from millstream.errors import ConfigurationError, NotFound, Unavailable
 
-STREAM_CHUNK_BYTES: Final = 256 << 10
+STREAM_CHUNK_BYTES: Final = 1 << 20
 PARTS_AT_ONCE: Final = 2  # of 5 MiB each, while a large object is uploaded
 
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class Objects:
             mode: Any = "create" if isinstance(data, bytes) and len(data) < 4 << 20 else "overwrite"
             await obstore.put_async(self._store, path, data, mode=mode, max_concurrency=PARTS_AT_ONCE)
             if self._folder is not None:
-                _sync_file(self._folder / path, self._folder)
+                await asyncio.to_thread(_sync_file, self._folder / path, self._folder)
 
     async def get(self, path: str) -> bytes:
         return await self._call(path, self._get(path))
@@ -129,11 +130,10 @@ class Objects:
     async def get_range(self, path: str, start: int, end: int) -> bytes:
         return bytes(await self._call(path, obstore.get_range_async(self._store, path, start=start, end=end)))
 
-    async def stream(self, path: str) -> AsyncIterator[bytes]:
-        with _our_errors(path):
-            result = await obstore.get_async(self._store, path)
-            async for chunk in result.stream(min_chunk_size=STREAM_CHUNK_BYTES):
-                yield bytes(chunk)
+    async def stream(self, path: str, size: int) -> AsyncIterator[bytes]:
+        """An object of known size, piece by piece. (Ranges: obstore's own streaming takes 15 times as long on disk.)"""
+        for start in range(0, size, STREAM_CHUNK_BYTES):
+            yield await self.get_range(path, start, min(start + STREAM_CHUNK_BYTES, size))
 
     async def head(self, path: str) -> ObjectInfo:
         return _info(await self._call(path, obstore.head_async(self._store, path)))
@@ -142,7 +142,7 @@ class Objects:
         await self._call(source, obstore.copy_async(self._store, source, target))
         if self._folder is not None:
             with _our_errors(target):
-                _sync_file(self._folder / target, self._folder)
+                await asyncio.to_thread(_sync_file, self._folder / target, self._folder)
 
     async def delete(self, path: str) -> None:
         """Remove an object; one that is gone already is as good."""

@@ -14,7 +14,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as arrow
@@ -171,38 +171,47 @@ def _batch(shard: int, pieces: Sequence[_Piece]) -> arrow.RecordBatch:
         times.extend(run.times[first:stop])
         lengths.append(stop - first)
 
-    def repeated(values: list[Any], kind: arrow.DataType) -> arrow.Array:
-        """One value per piece, repeated for each of its rows."""
-        return arrow.array([value for value, count in zip(values, lengths, strict=True) for _ in range(count)], kind)
+    which = array("i")  # for each row, the piece it belongs to
+    for number, length in enumerate(lengths):
+        which.extend([number] * length)
+    indexes = _integers(which, arrow.int32())
+
+    def named(values: list[str]) -> arrow.Array:
+        """One text per piece, repeated for each of its rows."""
+        return _texts(values).take(indexes)
 
     columns = [
-        repeated([run.key.bucket for run, _, _ in pieces], SCHEMA.field("bucket").type),
-        repeated([run.key.stream for run, _, _ in pieces], arrow.string()),
+        arrow.DictionaryArray.from_arrays(indexes, _texts([run.key.bucket for run, _, _ in pieces])),
+        named([run.key.stream for run, _, _ in pieces]),
         _integers(starts, arrow.int64()),
         _integers(ends, arrow.int64()),
-        arrow.array([shard] * rows, arrow.int32()),
+        _integers(array("i", [shard]) * rows, arrow.int32()),
         _integers(positions, arrow.int64()),
         _integers(times, arrow.timestamp("ms", tz="UTC")),
-        repeated([run.content_type for run, _, _ in pieces], arrow.string()),
-        _payloads(messages),
-        repeated([run.incarnation for run, _, _ in pieces], arrow.int64()),
+        named([run.content_type for run, _, _ in pieces]),
+        _payloads(messages, arrow.binary()),
+        _integers(array("q", [run.incarnation for run, _, _ in pieces]), arrow.int64()).take(indexes),
     ]
     return arrow.record_batch(columns, schema=SCHEMA)
+
+
+def _texts(values: list[str]) -> arrow.Array:
+    return _payloads([value.encode() for value in values], arrow.string())
 
 
 def _integers(values: array[int], kind: arrow.DataType) -> arrow.Array:
     return arrow.Array.from_buffers(kind, len(values), [None, arrow.py_buffer(values)])
 
 
-def _payloads(messages: list[bytes]) -> arrow.Array:
-    """A binary column over one joined buffer: a copy, but no object per value."""
+def _payloads(messages: list[bytes], kind: arrow.DataType) -> arrow.Array:
+    """A column over one joined buffer: a copy, but no object per value (and no look at each, as `arrow.array` has)."""
     offsets = array("i", [0])
     total = 0
     for message in messages:
         total += len(message)
         offsets.append(total)
     buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(messages))]
-    return arrow.Array.from_buffers(arrow.binary(), len(messages), buffers)
+    return arrow.Array.from_buffers(kind, len(messages), buffers)
 
 
 def _describe(bucket: str, shard: int, runs: Sequence[StreamRun]) -> SegmentInfo:
@@ -271,22 +280,29 @@ def row_group_range(metadata: parquet.FileMetaData, group: int) -> tuple[int, in
     return min(starts), max(ends)
 
 
+def _whole(column: arrow.ChunkedArray) -> arrow.Array:
+    """A column as one array that starts at the start of its buffers."""
+    array_ = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if isinstance(array_, arrow.ChunkedArray):
+        array_ = array_.chunk(0)
+    return array_ if array_.offset == 0 else arrow.concat_arrays([array_])
+
+
 class RowGroup:
     """A decoded row group: its payloads back to back, and where each ends."""
 
     __slots__ = ("_data", "_offsets", "ends", "positions", "size", "times")
 
     def __init__(self, table: arrow.Table) -> None:
-        payload = table.column("payload").combine_chunks()
-        if isinstance(payload, arrow.ChunkedArray):
-            payload = payload.chunk(0)
+        payload = _whole(table.column("payload"))
         _, offsets, data = payload.buffers()
         self._offsets = memoryview(offsets).cast("i")
         self._data = memoryview(data) if data is not None else memoryview(b"")
-        self.ends: Sequence[int] = table.column("offset_end").to_pylist()
-        self.positions: Sequence[int] = table.column("position").to_pylist()
-        self.times: Sequence[int] = table.column("appended_at").cast(arrow.int64()).to_pylist()
-        self.size = len(self._data) + 200 * len(self.ends)
+        # Views, not lists: most reads look at a few of them.
+        self.ends: Sequence[int] = memoryview(_whole(table.column("offset_end")).buffers()[1]).cast("q")
+        self.positions: Sequence[int] = memoryview(_whole(table.column("position")).buffers()[1]).cast("q")
+        self.times: Sequence[int] = memoryview(_whole(table.column("appended_at")).buffers()[1]).cast("q")
+        self.size = len(self._data) + 28 * table.num_rows
 
     def bytes_of(self, first: int, stop: int) -> bytes:
         return bytes(self._data[self._offsets[first] : self._offsets[stop]])

@@ -38,7 +38,8 @@ async def stored(blobs: Blobs, name: str, *chunks: bytes) -> None:
 
 
 async def content(blobs: Blobs, name: str) -> bytes:
-    return b"".join([chunk async for chunk in blobs.read(name)])
+    size = (await blobs._objects.head(f"snapshots/{name}")).size
+    return b"".join([chunk async for chunk in blobs.read(name, size)])
 
 
 def spooled(tmp_path: Path) -> list[Path]:
