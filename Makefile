@@ -26,11 +26,11 @@ $(VENV)/.dev: $(BIN)/millstream
 	@touch $@
 
 $(CONFORMANCE)/node_modules/.installed: $(CONFORMANCE)/package.json $(CONFORMANCE)/package-lock.json
-	npm ci --prefix $(CONFORMANCE) --no-audit --no-fund --loglevel=error
+	npm install --no-save --prefix $(CONFORMANCE) --no-audit --no-fund --loglevel=error
 	@touch $@
 
 $(JAVASCRIPT)/node_modules/.installed: $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json
-	npm ci --prefix $(JAVASCRIPT) --no-audit --no-fund --loglevel=error
+	npm install --no-save --prefix $(JAVASCRIPT) --no-audit --no-fund --loglevel=error
 	@touch $@
 
 TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed
