@@ -202,7 +202,7 @@ def _measure_pages(results: Results, server: Server, plan: Plan, streams: int, p
                 f"&after={names[streams // 2]}",
                 f"&after={names[-PAGE_STREAMS - 1]}",
                 f"&prefix={PREFIX}",
-                f"&prefix={PREFIX}&after={matching[-PAGE_STREAMS - 1]}",
+                f"&prefix={PREFIX}&after={matching[-min(PAGE_STREAMS + 1, len(matching))]}",
             ),
             strict=True,
         )

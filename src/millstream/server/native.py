@@ -494,8 +494,12 @@ class _StreamedBody:
 
     def write(self, data: bytes) -> bool:
         connection = self._connection
-        if data:
-            connection._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if not self._chunked:
+            connection._transport.write(data)
+        elif len(data) >= 65_536:
+            connection._transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+        elif data:
+            connection._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not connection._is_write_paused
 
     def finish(self) -> None:
