@@ -16,6 +16,7 @@ becomes is known only to `server/error_map.py`.
     ├── ProducerFenced        a newer epoch of the same producer exists
     ├── Unauthorized          a token that is missing, wrong or expired
     ├── Unavailable           nothing was written; retry later
+    │   └── NotLeader         another node leads the shard
     ├── OutcomeUnknown        it may or may not have been written
     ├── Corrupt               stored bytes do not say what they must
     └── ConfigurationError    the operator must change something
@@ -122,6 +123,10 @@ class Unavailable(MillstreamError):
     ) -> None:
         super().__init__(message, code=code, hint=hint)
         self.retry_after_seconds = retry_after_seconds
+
+
+class NotLeader(Unavailable):
+    code = "not_leader"
 
 
 class OutcomeUnknown(MillstreamError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from millstream.errors import MillstreamError
+
+BATCH_BYTES_MAX: Final = 8 << 20
 
 
 class LogBatch(NamedTuple):
@@ -26,10 +28,13 @@ class Log(Protocol):
     found torn at the end is cut and reported in `notices`. `append` never blocks: it calls `done` on the caller's
     loop, in the order of the appends, with None once the batch is durable, or with an error. After
     `Unavailable` nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log
-    accepts nothing more. `trim` forgets batches that end at or before a position; calling it twice is harmless.
+    accepts nothing more, and after `NotLeader` nothing until it is started again. `trim` forgets batches that end at
+    or before a position; calling it twice is harmless. A batch should hold no more than `batch_bytes_max`, unless a
+    single record does.
     """
 
     window: int
+    batch_bytes_max: int
     notices: list[str]
 
     @property
