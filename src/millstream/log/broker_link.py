@@ -175,9 +175,9 @@ class BrokerLink:
         message = await self.request(f"$JS.API.{operation}", data, seconds=seconds)
         return _checked(operation, message.data)
 
-    async def store(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
+    async def store(self, subject: str, data: bytes, headers: dict[str, str], seconds: float = REQUEST_SECONDS) -> int:
         """Publish into a stream and wait until it has it; returns the sequence it got."""
-        message = await self.request(subject, data, headers)
+        message = await self.request(subject, data, headers, seconds)
         return int(_checked(subject, message.data)["seq"])
 
     async def last(self, stream: str, subject: str) -> Stored | None:
@@ -189,27 +189,31 @@ class BrokerLink:
         """Stored messages from a sequence on, as some replica has them; none if it has none."""
         if messages == 1:
             return await self._fetch_one(stream, sequence)
+        body = {"seq": sequence, "batch": messages, "max_bytes": FETCH_BYTES, "next_by_subj": ">"}
+        found = await self._fetch_many(stream, body)
+        for index, stored in enumerate(found):
+            if stored.sequence != found[0].sequence + index:
+                return found[:index]  # one got lost on the way: the next fetch brings it
+        return found or await self._fetch_one(stream, sequence)
+
+    async def fetch_last(self, stream: str, subject: str, seconds: float = REQUEST_SECONDS) -> list[Stored]:
+        """The last message of every subject that matches."""
+        return await self._fetch_many(stream, {"multi_last": [subject]}, seconds)
+
+    async def _fetch_many(self, stream: str, body: dict[str, Any], seconds: float = REQUEST_SECONDS) -> list[Stored]:
         inbox = self.client.new_inbox()
         subscription = await self.client.subscribe(inbox)
         found: list[Stored] = []
         try:
-            body = {"seq": sequence, "batch": messages, "max_bytes": FETCH_BYTES, "next_by_subj": ">"}
             await self.publish(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(body), reply=inbox)
-            while True:
-                message = await subscription.next_msg(timeout=REQUEST_SECONDS)
-                stored = _stored(message)
-                if stored is None:
-                    break
-                if found and stored.sequence != found[-1].sequence + 1:
-                    break  # one got lost on the way: the next fetch brings it
+            while (stored := _stored(await subscription.next_msg(timeout=seconds))) is not None:
                 found.append(stored)
         except (nats.errors.Error, TimeoutError) as error:
-            if not found:
-                raise _unreachable(error) from None
+            raise _unreachable(error) from None
         finally:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
-        return found or await self._fetch_one(stream, sequence)
+        return found
 
     async def _fetch_one(self, stream: str, sequence: int) -> list[Stored]:
         body = msgspec.json.encode({"seq": sequence, "next_by_subj": ">"})

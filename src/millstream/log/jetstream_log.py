@@ -143,6 +143,10 @@ class JetStreamLog:
     def exists(self) -> bool:
         return True
 
+    @property
+    def is_writing(self) -> bool:
+        return self._deposed is None
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[LogBatch]:
@@ -376,6 +380,7 @@ class LogTail:
         self._pushed: deque[StoredBatch] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
+        self._is_woken = False
 
     async def next(self, after: int, wait_seconds: float = IDLE_FETCH_SECONDS) -> list[StoredBatch]:
         """The batches that follow a sequence, as many as there are; none if there are none for a while."""
@@ -389,8 +394,16 @@ class LogTail:
                 await asyncio.wait_for(self._arrived.wait(), wait_seconds)
             except TimeoutError:
                 return await self._log.fetch(after + 1)
+            if self._is_woken:
+                self._is_woken = False
+                return []
             found = self._take(after)
         return found or await self._log.fetch(after + 1)
+
+    def wake(self) -> None:
+        """Let `next` return, with nothing if there is nothing. On the link's loop."""
+        self._is_woken = True
+        self._arrived.set()
 
     async def stop(self) -> None:
         if self._subscription is not None:

@@ -132,6 +132,21 @@ class Upload(Protocol):
         ...
 
 
+class LiveReads(Protocol):
+    def end_all(self) -> None: ...
+
+
+class Answering(Protocol):
+    """What an adapter serves: an application, or several behind one."""
+
+    @property
+    def readers(self) -> LiveReads: ...
+
+    def handle(self, request: Request) -> None: ...
+
+    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]: ...
+
+
 class Response:
     """An answer. `length` is the size of a streamed body, where it is known beforehand."""
 

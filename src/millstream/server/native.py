@@ -18,12 +18,12 @@ from typing import Any, cast
 import httptools
 
 from millstream.errors import InvalidRequest
-from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
 from millstream.server.limits import HttpLimits
 from millstream.server.messages import (
     COMMON_FIELDS,
     STATUS_LINES,
+    Answering,
     BodyStream,
     Request,
     Response,
@@ -42,7 +42,7 @@ _METHODS = {method.encode(): method for method in ("GET", "HEAD", "PUT", "POST",
 class NativeServer:
     """Accepts connections and keeps what they share."""
 
-    def __init__(self, app: Application, limits: HttpLimits, *, public_url: str | None = None) -> None:
+    def __init__(self, app: Answering, limits: HttpLimits, *, public_url: str | None = None) -> None:
         self.app = app
         self.limits = limits
         self.public_url = public_url

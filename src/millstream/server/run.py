@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Protocol
 
 from millstream.clock import Clock, SystemClock
 from millstream.config import Config
@@ -20,6 +21,7 @@ from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.server.app import Application
 from millstream.server.limits import HttpLimits, ReadLimits
+from millstream.server.messages import Answering
 from millstream.server.native import NativeServer
 from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
@@ -85,41 +87,56 @@ class Node:
             blobs,
             clock,
             hot_bytes_max=config.hot.bytes_max,
-            flush_limits=FlushLimits(
-                cold.flush_interval,
-                cold.flush_bytes,
-                # Whatever is configured: half of the memory must come free when messages move out.
-                min(config.hot.keep_bytes, config.hot.bytes_max // 2),
-                config.hot.bytes_max // 2,
-                config.hot.resident_streams_max,
-            ),
+            flush_limits=flush_limits(config),
             reclaim_grace_seconds=cold.reclaim_grace,
         )
         self.app: Application | None = None
+        self.on_removed: Callable[[], None] = lambda: None
+
+    @property
+    def notices(self) -> list[str]:
+        return self.shard.notices
 
     async def start(self) -> Application:
         await self.shard.start()
-        read = self.config.read
-        self.app = Application(
-            self.shard,
-            ReadLimits(
-                chunk_bytes_max=read.chunk_bytes_max,
-                long_poll_seconds=read.long_poll_timeout,
-                sse_lifetime_seconds=read.sse_lifetime,
-                sse_heartbeat_seconds=read.sse_heartbeat,
-                live_readers_max=read.live_readers_max,
-                live_readers_per_stream_max=read.live_readers_per_stream_max,
-                snapshot_bytes_max=read.snapshot_bytes_max,
-            ),
-        )
+        self.app = Application(self.shard, read_limits(self.config))
         self.app.subscriptions.wakes.resume()
         return self.app
+
+    async def retire(self) -> None:
+        """Nobody else could take over."""
 
     async def stop(self) -> None:
         if self.app is not None:
             await self.app.subscriptions.stop()
         await self.shard.stop()
         self._directory.release()
+
+
+def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
+    """When to flush; several shards share the memory."""
+    cold, hot_bytes_max = config.cold, config.hot.bytes_max // shards
+    return FlushLimits(
+        cold.flush_interval,
+        cold.flush_bytes,
+        # Whatever is configured: half of the memory must come free when messages move out.
+        min(config.hot.keep_bytes // shards, hot_bytes_max // 2),
+        hot_bytes_max // 2,
+        max(1, config.hot.resident_streams_max // shards),
+    )
+
+
+def read_limits(config: Config) -> ReadLimits:
+    read = config.read
+    return ReadLimits(
+        chunk_bytes_max=read.chunk_bytes_max,
+        long_poll_seconds=read.long_poll_timeout,
+        sse_lifetime_seconds=read.sse_lifetime,
+        sse_heartbeat_seconds=read.sse_heartbeat,
+        live_readers_max=read.live_readers_max,
+        live_readers_per_stream_max=read.live_readers_per_stream_max,
+        snapshot_bytes_max=read.snapshot_bytes_max,
+    )
 
 
 def object_store_settings(config: Config) -> ObjectStoreSettings:
@@ -157,11 +174,41 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
     return listening
 
 
-async def serve(config: Config, announce: Callable[[str], None], *, node: Node | None = None) -> None:
+class Served(Protocol):
+    """What is served: a server of its own, or a node of a cluster."""
+
+    @property
+    def notices(self) -> list[str]: ...
+
+    on_removed: Callable[[], None]
+
+    async def start(self) -> Answering: ...
+
+    async def retire(self) -> None:
+        """Let others take over before connections are closed."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+def open_node(config: Config) -> Served:
+    if not config.cluster.name:
+        return Node(config)
+    try:
+        from millstream.server.cluster_node import ClusterNode
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a cluster needs the package {error.name}, which is not installed",
+            hint="pip install 'millstream[cluster]'",
+        ) from None
+    return ClusterNode(config)
+
+
+async def serve(config: Config, announce: Callable[[str], None], *, node: Served | None = None) -> None:
     """Run until SIGTERM or SIGINT, then stop in order."""
     listening = open_listener(config.server.listen)
     try:
-        node = node or Node(config)
+        node = node or open_node(config)
         app = await node.start()
     except BaseException:
         listening.close()
@@ -187,7 +234,8 @@ async def serve(config: Config, announce: Callable[[str], None], *, node: Node |
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    for notice in node.shard.notices:
+    node.on_removed = stopped.set
+    for notice in node.notices:
         logger.info(notice)
     host, port = listening.getsockname()[:2]
     announce(
@@ -195,5 +243,6 @@ async def serve(config: Config, announce: Callable[[str], None], *, node: Node |
         f" {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after fdatasync (group commit)"
     )
     await stopped.wait()
+    await node.retire()
     await server.stop(config.server.stop_timeout)
     await node.stop()

@@ -97,7 +97,7 @@ class StreamApi:
                 code="invalid_fork_offset",
             )
         return ForkRequest(
-            _source_key(source),
+            source_key(source),
             parse_offset(offset) if offset is not None else None,
             int(sub_offset) if sub_offset is not None else 0,
         )
@@ -175,8 +175,7 @@ class StreamApi:
         else:
             reply_later(request, self._shard.reader.read_cold(stream, offset, bytes_max), render)
 
-    @staticmethod
-    def _render(request: Request, stream: Stream, token: str, live_fields: bytes, result: ReadResult) -> Response:
+    def _render(self, request: Request, stream: Stream, token: str, live_fields: bytes, result: ReadResult) -> Response:
         next_offset = format_offset(result.next_offset)
         etag = format_etag(stream.incarnation, token, next_offset, result.closed)
         condition = request.header(b"if-none-match")
@@ -188,7 +187,7 @@ class StreamApi:
             etag.encode(),
         )
         if result.up_to_date:
-            fields += _UP_TO_DATE
+            fields += self._freshness()
         fields += _CACHE_CHUNK if result.closed or not result.up_to_date else _CACHE_TAIL
         if result.closed:
             fields += _CLOSED
@@ -203,10 +202,14 @@ class StreamApi:
             stream.content_type.encode("latin-1"),
             format_offset(stream.tail).encode(),
         )
-        fields += _UP_TO_DATE + _CACHE_NEVER
+        fields += self._freshness() + _CACHE_NEVER
         if stream.closed:
             fields += _CLOSED
         request.reply(Response(200, fields, b"[]" if stream.is_json else b""))
+
+    def _freshness(self) -> bytes:
+        """A node that follows says that it is up to date only when it knows that it has caught up."""
+        return _UP_TO_DATE if self._shard.is_current() else b""
 
     def _long_poll(
         self, request: Request, query: dict[str, str], stream: Stream, token: str, offset: int | None, bytes_max: int
@@ -225,7 +228,7 @@ class StreamApi:
                 self._chunk(request, stream, token, start, bytes_max, cursor)
                 return
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
-            fields += _UP_TO_DATE + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
+            fields += self._freshness() + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
             request.reply(Response(204, fields))
 
         def is_ready() -> bool:
@@ -334,7 +337,7 @@ def _producer(request: Request) -> ProducerClaim | None:
     )
 
 
-def _source_key(value: str) -> StreamKey:
+def source_key(value: str) -> StreamKey:
     """The stream that a Stream-Forked-From header names: a path on this server."""
     try:
         return stream_key_of(urlsplit(value).path.encode("latin-1"))

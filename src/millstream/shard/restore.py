@@ -26,44 +26,54 @@ class Restored(NamedTuple):
     streams: int
 
 
-async def restore(cold: ColdTier, catalog: Catalog, now_ms: int, on_progress: Callable[[int, int], None]) -> Restored:
-    """Fill an empty catalog. `on_progress` gets how many manifests of how many are done."""
-    chain = await chain_of(cold)
+async def restore(
+    cold: ColdTier,
+    catalog: Catalog,
+    now_ms: int,
+    on_progress: Callable[[int, int], None],
+    *,
+    shard: int = 0,
+    through: int | None = None,
+) -> Restored:
+    """Fill an empty catalog, up to a position if one is given. `on_progress` gets how many manifests are done."""
+    chain = await chain_of(cold, shard, through)
     if not chain:
         raise NotFound("the object store holds no manifests: there is nothing to restore", code="nothing_to_restore")
     removed: set[str] = set()
     for head in chain:
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         removed.update(manifest.removed_segments)
     segments = 0
     parts: list[Manifest] = []
     for count, head in enumerate(chain, 1):
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         parts.append(manifest)
         if manifest.first == 0 and manifest.part < len([one for one in chain if one.first == 0]):
             on_progress(count, len(chain))
             continue  # a full manifest counts when all its parts are there
-        flushes = [await _sealed(cold, flush, removed) for flush in manifest.flushes]
+        flushes = [await sealed_flush(cold, flush, removed) for flush in manifest.flushes]
         segments += sum(len(flush.segments) for flush in flushes)
         for part in parts[:-1]:
-            catalog.write(_checkpoint(part, [], now_ms, position=1))
-        catalog.write(_checkpoint(manifest, flushes, now_ms, position=manifest.through))
+            catalog.write(checkpoint_of(part, [], now_ms, position=1))
+        catalog.write(checkpoint_of(manifest, flushes, now_ms, position=manifest.through))
         parts.clear()
         on_progress(count, len(chain))
     catalog.drop_dead_extents(now_ms)
     return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")))
 
 
-async def chain_of(cold: ColdTier) -> list[ManifestHead]:
-    """The manifests that count, in order."""
-    return longest_chain([head async for head in _heads(cold)])
+async def chain_of(cold: ColdTier, shard: int = 0, through: int | None = None) -> list[ManifestHead]:
+    """The manifests that count, in order; none if `through` is asked for and no chain ends there."""
+    heads = [head async for head in _heads(cold, shard) if through is None or head.through <= through]
+    chain = longest_chain(heads)
+    return chain if through is None or (chain and chain[-1].through == through) else []
 
 
 async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[SegmentRef]:
     """The segments that the chain names and has not removed again, in order of position."""
     segments: dict[str, SegmentRef] = {}
     for head in chain:
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         for flush in manifest.flushes:
             segments.update({segment.path: segment for segment in flush.segments})
         for path in manifest.removed_segments:
@@ -76,7 +86,7 @@ async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
     notes: set[str] = set()
     blobs: dict[int, bytes | None] = {}
     for head in chain:
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         notes |= {flush.notes for flush in manifest.flushes if flush.notes}
         for incarnation, _ in manifest.removed_streams:
             blobs.pop(incarnation, None)
@@ -84,17 +94,17 @@ async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
     return notes | {f"snapshots/{blob.decode()}" for blob in blobs.values() if blob is not None}
 
 
-async def _heads(cold: ColdTier) -> AsyncIterator[ManifestHead]:
-    async for entry in cold.objects.list("manifests/0000/"):
-        manifest = await _load(cold, entry.path)
+async def _heads(cold: ColdTier, shard: int) -> AsyncIterator[ManifestHead]:
+    async for entry in cold.objects.list(f"manifests/{shard:04d}/"):
+        manifest = await load_manifest(cold, entry.path)
         yield ManifestHead(entry.path, manifest.first, manifest.through, manifest.part, manifest.parts)
 
 
-async def _load(cold: ColdTier, path: str) -> Manifest:
+async def load_manifest(cold: ColdTier, path: str) -> Manifest:
     return decode_manifest(await cold.objects.get(path), path)
 
 
-async def _sealed(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
+async def sealed_flush(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
     gate = asyncio.Semaphore(FOOTERS_AT_ONCE)
 
     async def index(segment: SegmentRef) -> SealedSegment:
@@ -111,7 +121,7 @@ async def _sealed(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> Se
     return SealedFlush(flush.through, flush.first, flush.notes, await asyncio.gather(*map(index, kept)))
 
 
-def _checkpoint(manifest: Manifest, flushes: list[SealedFlush], now_ms: int, *, position: int) -> Checkpoint:
+def checkpoint_of(manifest: Manifest, flushes: list[SealedFlush], now_ms: int, *, position: int) -> Checkpoint:
     return Checkpoint(
         position,
         [

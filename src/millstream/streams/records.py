@@ -198,6 +198,14 @@ class SegmentSealed(Record, frozen=True, tag=12):
     segments: list[SegmentRef]
 
 
+class LeaderStarted(Record, frozen=True, tag=20):
+    """A node begins to lead the shard: everything before this is its predecessors', and they can add nothing more."""
+
+    node: int
+    generation: int
+    at_ms: int
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -211,6 +219,7 @@ AnyRecord = (
     | SubscriptionChanged
     | SnapshotPublished
     | SegmentSealed
+    | LeaderStarted
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

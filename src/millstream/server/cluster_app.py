@@ -1,0 +1,217 @@
+"""Requests in a cluster: which shard one belongs to, and which node answers it.
+
+Writes go to the shard's leader: elsewhere they are answered 307 with its address, or passed on. Reads are answered
+where they arrive, from what is committed there; what this node does not have (yet), the leader is asked for. An answer
+says in `Millstream-Role` whether it is the leader's, and then it is linearizable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from millstream.cluster.membership import Membership
+from millstream.cluster.placement import shard_of
+from millstream.cluster.replica import Replica
+from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotLeader
+from millstream.protocol.globs import literal_prefix
+from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
+from millstream.protocol.offsets import parse_offset
+from millstream.server.app import Application, Route, route
+from millstream.server.error_map import error_response, problem
+from millstream.server.forwarding import MARK, Forwarder
+from millstream.server.later import reply_later
+from millstream.server.messages import Request, Response, Upload, parse_query
+from millstream.server.stream_api import source_key
+from millstream.streams.subscriptions import parse_config
+
+logger = logging.getLogger("millstream.server")
+
+_SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_ROLE: Final = {True: b"millstream-role: leader\r\n", False: b"millstream-role: follower\r\n"}
+
+
+class Slot:
+    """A shard at this node: the replica, and the handlers over it. Both are replaced when it is restored."""
+
+    def __init__(self, replica: Replica, app: Application) -> None:
+        self.replica = replica
+        self.app = app
+
+
+class _AllReaders:
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
+
+    def end_all(self) -> None:
+        for slot in self._slots:
+            slot.app.readers.end_all()
+
+
+class ClusterApplication:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        membership: Membership,
+        admin: Callable[[Request], bool],
+        *,
+        forwards: bool,
+    ) -> None:
+        self._slots = slots
+        self._membership = membership
+        self._admin = admin
+        self._forwarder = Forwarder() if forwards else None
+        self.readers = _AllReaders(slots)
+
+    def close(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.close()
+
+    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
+        return self._slots[0].app.upload_for(method, target, body_bytes_max)
+
+    def handle(self, request: Request) -> None:
+        try:
+            if request.path.startswith((b"/cluster/", b"/readyz/")) and self._admin(request):
+                return
+            found = route(request.path)
+            slot = self._slot_of(request, found)
+            if request.method in _READS:
+                self._read(request, slot, found)
+            elif slot.replica.is_leading:
+                self._check_fork(request, slot)
+                slot.app.handle(request)
+            else:
+                self._elsewhere(request, slot)
+        except MillstreamError as error:
+            self._discard(request)
+            request.reply(error_response(error))
+        except Exception:
+            logger.exception("%s %r failed", request.method, request.path)
+            request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
+
+    # -- which shard -------------------------------------------------------------------------------------------
+
+    def _slot_of(self, request: Request, found: Route) -> Slot:
+        if len(self._slots) == 1:
+            return self._slots[0]
+        if found.key is not None:
+            return self._of_bucket(found.key.bucket)
+        if found.kind == "control":
+            return self._of_subscription(request)
+        owner = found.arguments[0] if found.arguments else None
+        if isinstance(owner, StreamKey):
+            return self._of_bucket(owner.bucket)
+        return self._of_bucket(owner) if isinstance(owner, str) else self._slots[0]
+
+    def _of_bucket(self, bucket: str) -> Slot:
+        return self._slots[shard_of(bucket, len(self._slots))]
+
+    def _of_subscription(self, request: Request) -> Slot:
+        """A subscription lives where its streams do; they must all live in one shard."""
+        if not request.path.startswith(_SUBSCRIPTIONS):
+            return self._slots[0]
+        name = decode_segment(request.path.removeprefix(_SUBSCRIPTIONS).partition(b"/")[0])
+        for slot in self._slots:
+            if name in slot.replica.shard.machine.subscriptions.by_id:
+                return slot
+        if request.method != "PUT":
+            return self._slots[0]
+        try:
+            config = parse_config(msgspec.json.decode(request.body) if request.body else {})
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._slots[0]  # it will be refused there, as anywhere
+        shards = {shard_of(parse_v1_path(path).bucket, len(self._slots)) for path in config.streams}
+        if config.wake_stream is not None:
+            shards.add(shard_of(parse_v1_path(config.wake_stream).bucket, len(self._slots)))
+        if config.pattern is not None:
+            bucket, slash, _ = literal_prefix(config.pattern).partition("/")
+            if not slash:
+                raise _across_shards("a pattern must name its bucket, as in bucket/*")
+            shards.add(shard_of(bucket, len(self._slots)))
+        if len(shards) > 1:
+            raise _across_shards("its streams and its wake stream lie in buckets of different shards")
+        return self._slots[shards.pop() if shards else 0]
+
+    def _check_fork(self, request: Request, slot: Slot) -> None:
+        source = request.header(b"stream-forked-from") if len(self._slots) > 1 else None
+        if source is not None and request.method == "PUT" and self._of_bucket(source_key(source).bucket) is not slot:
+            raise Conflict(
+                "a fork and its source must live in one shard, and these buckets do not",
+                code="fork_across_shards",
+                hint="fork within the bucket, or copy the stream",
+            )
+
+    # -- which node --------------------------------------------------------------------------------------------
+
+    def _read(self, request: Request, slot: Slot, found: Route) -> None:
+        replica, reply = slot.replica, request.reply
+        term = self._membership.generation(replica.number) if replica.is_leading else 0
+        if not term and found.key is not None and self._is_beyond(request, replica, found.key):
+            self._elsewhere(request, slot)
+            return
+
+        def answer(response: Response) -> None:
+            # The lease was good when this was read and is now: nobody else has written in between.
+            is_leader = term > 0 and replica.is_leading and self._membership.generation(replica.number) == term
+            if response.status == 404 and not term and request.method != "OPTIONS":
+                request.reply = reply
+                self._elsewhere(request, slot)
+                return
+            if response.status != 304:
+                response = Response(
+                    response.status, response.fields + _ROLE[is_leader], response.body, length=response.length
+                )
+            reply(response)
+
+        request.reply = answer
+        slot.app.handle(request)
+
+    @staticmethod
+    def _is_beyond(request: Request, replica: Replica, key: StreamKey) -> bool:
+        """Whether a reader is ahead of this node: it has been elsewhere, and must not be set back."""
+        token = parse_query(request.query).get("offset") if request.query else None
+        if token is None or token in ("-1", "now"):
+            return False
+        stream = replica.shard.machine.find(key)
+        try:
+            return stream is not None and parse_offset(token) > stream.tail
+        except InvalidRequest:
+            return False
+
+    def _elsewhere(self, request: Request, slot: Slot) -> None:
+        """Send the client, or the request, to the node that leads."""
+        number = slot.replica.number
+        lease = self._membership.view.leases.get(number)
+        is_upload = request.upload is not None
+        self._discard(request)
+        if lease is None or lease.released or lease.node == self._membership.sign.node or MARK in request.headers:
+            raise NotLeader(
+                f"shard {number} has no leader at the moment; nothing was written",
+                code="no_leader",
+                hint="one is elected within seconds; try again",
+            )
+        if self._forwarder is not None and not is_upload:
+            work = self._forwarder.forward(request, lease.advertise, self._membership.sign.node)
+            reply_later(request, work, lambda response: response)
+            return
+        target = request.path + (b"?" + request.query if request.query else b"")
+        fields = b"location: %b%b\r\ncache-control: no-store\r\n" % (lease.advertise.encode(), target)
+        request.reply(Response(307, fields))
+
+    @staticmethod
+    def _discard(request: Request) -> None:
+        if request.upload is not None:
+            request.upload.discard()
+
+
+def _across_shards(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"a subscription lives in one shard: {reason}",
+        code="SUBSCRIPTION_ACROSS_SHARDS",
+        hint="make one subscription for each bucket",
+    )
