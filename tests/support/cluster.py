@@ -112,7 +112,7 @@ class NodeProcess:
         self.stderr_path = directory / f"node{number}.stderr"
         self.url = f"http://127.0.0.1:{port}"
         self._command = command
-        self._environment = {**os.environ, **environment}
+        self.environment = {**os.environ, **environment}
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *, wait: bool = True) -> NodeProcess:
@@ -122,7 +122,7 @@ class NodeProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 text=True,
-                env=self._environment,
+                env=self.environment,
             )
         if wait:
             self.wait_until_ready()
@@ -202,7 +202,7 @@ class Cluster:
         directory.mkdir(parents=True, exist_ok=True)
         self._s3 = s3
         self._prefix = s3.new_prefix()
-        self._shards = shards
+        self.shards = shards
         self._settings = settings
         self._extra = environment or {}
         self._command = command
@@ -228,7 +228,7 @@ class Cluster:
             f'data_dir = "{self.directory / f"node{number}"}"\n'
             f'[cluster]\nname = "tests"\nlisten = "127.0.0.1:{cluster_port}"\n'
             f"routes = {json.dumps([f'{host}:{port}' for host, port in routes])}\n"
-            f'bootstrap_node_id = 1\nshards = {self._shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
+            f'bootstrap_node_id = 1\nshards = {self.shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
             f"{_as_toml(self._s3.settings(self._prefix))}{self._settings}"
         )
         keywords = {} if self._command is None else {"command": self._command}

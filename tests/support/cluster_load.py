@@ -15,6 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from millstream.cluster.placement import shard_of
 from support.cluster import Cluster
 from support.linearizability import NEVER, Operation, find_violation
 
@@ -215,7 +216,7 @@ class Load:
     def __init__(self, cluster: Cluster, name: str, *, seed: int, streams: int = 2) -> None:
         self._cluster = cluster
         self._stopping = threading.Event()
-        self.records = [Record(f"/v1/stream/{name}{number}/s") for number in range(streams)]
+        self.records = [Record(f"/v1/stream/{bucket}/s") for bucket in _buckets(name, streams, cluster.shards)]
         self._workers: list[_Worker] = []
         client = Client(cluster, seed)
         for number, record in enumerate(self.records):
@@ -284,6 +285,12 @@ class Load:
         reads = sum(1 for one in self.records for op in one.operations if op.kind == "read")
         repeats = sum(one.repeats for one in self.records)
         return f"{appends} appends, {reads} reads at the leader, {repeats} repeats"
+
+
+def _buckets(name: str, count: int, shards: int) -> list[str]:
+    """Names of buckets that lie in the shards in turn."""
+    candidates = (f"{name}-{number}" for number in range(10_000))
+    return [next(one for one in candidates if shard_of(one, shards) == index % shards) for index in range(count)]
 
 
 def _check_content(record: Record, final: list[str]) -> None:

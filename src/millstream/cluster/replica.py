@@ -168,9 +168,10 @@ class Replica:
         """Apply what is committed until the lease is ours and nothing is missing."""
         self.role = "following"
         self.shard.follow(NotLeader("another node leads this shard"))
+        _, end = await self._link.ask(self.log.bounds())
         while not self._membership.is_kept(self.number):
-            found = await self._advance()
-            if not found and not self.is_caught_up:
+            await self._advance()
+            if not self.is_caught_up and self.log.sequence >= end:
                 self.is_caught_up = True
                 logger.info("shard %d: caught up at position %d", self.number, self.applied_position)
             if self.is_caught_up and self._is_wanted():
@@ -190,7 +191,8 @@ class Replica:
             raise Outdated("the manifests have gone on without this node")
         found = await self._link.ask(self._tail.next(self.log.sequence))
         for count, one in enumerate(found, 1):
-            self.shard.apply_committed(one.batch)
+            if self.log.chain.accepts(one):
+                self.shard.apply_committed(one.batch)
             self.log.sequence = one.sequence
             if count % APPLY_SLICE == 0:
                 await asyncio.sleep(0)

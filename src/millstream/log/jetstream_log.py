@@ -1,12 +1,17 @@
 """The replicated log: each batch one message of a JetStream stream, fenced by the sequence it expects.
 
-A batch carries `Nats-Expected-Last-Sequence`: the broker stores it only right behind the one its writer saw last. So
-a writer that another has overtaken is refused, whatever it believes, and publishing the same batch again is harmless:
-at most one copy can be stored. That is also how an acknowledgement that never arrives is resolved: read the log; if
-the batch is there it is durable, if somebody else's is in its place it never will be, and otherwise publish it again.
+A batch carries `Nats-Expected-Last-Sequence`: the broker stores it only right behind the sequence its writer counted
+on. A writer's first batch, its *fence*, goes out alone, so it lies right behind everything its writer has read. Batches
+after it are pipelined, on predicted sequences; one of those can be stored although the one before it was not, if
+somebody else's took its place. So a stored batch counts only if it belongs to the latest fence and begins at the
+position where the log stands: every reader decides that alike (`Chain`), and skips what does not count.
 
-A message's header `Millstream-Batch` holds `first next writer`; its data is the batch's payload. `LogTail` reads what
-any writer stores, in order, for nodes that follow.
+Therefore a writer that another's fence has overtaken can add nothing, whatever it believes, and publishing a batch
+again is harmless: at most one copy counts. That is how an acknowledgement that never arrives is resolved: read the log;
+if the batch is there it is durable, if a foreign fence is there it never will be, and otherwise publish it again.
+
+A message's header `Millstream-Batch` holds `first next writer fence`, the last being the sequence of its writer's
+fence; its data is the batch's payload. `LogTail` reads what any writer stores, in order, for nodes that follow.
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -33,6 +39,8 @@ RESOLVE_PAUSE_SECONDS: Final = 0.1
 IDLE_FETCH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 15.0
 TAIL_BYTES_MAX: Final = 32 << 20
+WINDOW_MAX: Final = 32
+LOOK_BACK: Final = 2 * WINDOW_MAX
 HEADER_BYTES: Final = 4096
 BATCH_BYTES_MAX: Final = 1 << 20
 
@@ -80,13 +88,39 @@ class LogTrimmed(MillstreamError):
 class StoredBatch(NamedTuple):
     sequence: int
     writer: str
+    fence: int
     batch: LogBatch
+
+    @property
+    def is_fence(self) -> bool:
+        return self.fence == self.sequence
+
+
+class Chain:
+    """Which stored batches count. Fed with every batch in order; the same on every node."""
+
+    def __init__(self, start: int = 1, before: Sequence[StoredBatch] = ()) -> None:
+        """Reading starts at a position; `before` are batches from around there, which tell whose fence holds."""
+        self._start = start
+        self.fence = max((one.fence for one in before), default=0)
+        self.position: int | None = None
+
+    def accepts(self, one: StoredBatch) -> bool:
+        if one.is_fence:
+            self.fence = max(self.fence, one.fence)
+        if one.fence != self.fence or one.batch.next <= self._start:
+            return False
+        if self.position not in (None, one.batch.first):
+            return False
+        self.position = one.batch.next
+        return True
 
 
 def _decode(stored: Stored) -> StoredBatch:
     try:
-        first, following, writer = stored.headers[BATCH].split(" ")
-        return StoredBatch(stored.sequence, writer, LogBatch(int(first), int(following), stored.data))
+        first, following, writer, fence = stored.headers[BATCH].split(" ")
+        batch = LogBatch(int(first), int(following), stored.data)
+        return StoredBatch(stored.sequence, writer, int(fence), batch)
     except (KeyError, ValueError):
         raise Corrupt(
             f"the log holds a message that is no batch, at sequence {stored.sequence}",
@@ -119,15 +153,17 @@ class JetStreamLog:
     ) -> None:
         self._link = link
         self.names = names
-        self.window = window
+        self.window = min(window, WINDOW_MAX)
         self.writer = clock.random_bytes(8).hex()
         self.read_from = 1
         self.notices: list[str] = []
         self.failure: str | None = None
         self.batch_bytes_max = min(BATCH_BYTES_MAX, link.payload_bytes_max - HEADER_BYTES)
-        # The last sequence that is known to be in the log and applied.
+        # The last sequence that was read, and what counts from there on.
         self.sequence = 0
-        self._next = 1
+        self.chain = Chain()
+        self._fence = 0  # the sequence of our own, once it is in the log
+        self._attempt = 0
         self._deposed: NotLeader | None = NotLeader("this node does not lead the shard")
         self._in_flight: deque[_Entry] = deque()
         self._trims: deque[int] = deque(maxlen=keep_trims + 1)
@@ -150,26 +186,40 @@ class JetStreamLog:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[LogBatch]:
-        """Every batch from `read_from` on, up to the end as it is when reading starts."""
+        """Every batch that counts from `read_from` on, up to the end as it is when reading starts."""
         _, last = self._link.wait(self.bounds())
-        sequence = self._link.wait(self.sequence_of(self.read_from))
-        expected: int | None = None
-        while sequence <= last:
-            found = self._link.wait(self.fetch(sequence))
+        start = self._link.wait(self.sequence_of(self.read_from))
+        self.chain = Chain(self.read_from, self._link.wait(self._around(start)))
+        self.sequence = start - 1
+        while self.sequence < last:
+            found = self._link.wait(self.fetch(self.sequence + 1))
             for one in found:
-                if expected is not None and one.batch.first != expected:
-                    raise Corrupt(
-                        f"the log jumps from position {expected} to {one.batch.first} at sequence {one.sequence}",
-                        hint="the broker's store is damaged; restore it, or rebuild the cluster from the object store",
-                    )
-                expected = one.batch.next
                 self.sequence = one.sequence
-                yield one.batch
-            sequence = self.sequence + 1
+                if self.chain.accepts(one):
+                    yield one.batch
             if not found:
                 # A replica that lags answered; another will do better.
                 self._link.wait(asyncio.sleep(RESOLVE_PAUSE_SECONDS))
-        self.sequence = max(self.sequence, last, sequence - 1)
+
+    async def _around(self, sequence: int) -> list[StoredBatch]:
+        """The batches shortly before a sequence. What an overtaken writer left behind lies no further from the fence
+        that overtook it than it had batches in flight, so among these is one of whoever writes now.
+
+        At the very beginning of the log there are none: there those count that come before the first fence."""
+        first, last = await self.bounds()
+        found: list[StoredBatch] = []
+        if sequence <= first <= last:
+            beginning = await self.fetch(first, messages=LOOK_BACK)
+            return list(takewhile(lambda one: not one.is_fence, beginning))
+        at = max(first, sequence - LOOK_BACK)
+        while at < sequence:
+            more = await self.fetch(at)
+            if not more:
+                await asyncio.sleep(RESOLVE_PAUSE_SECONDS)
+                continue
+            found += [one for one in more if one.sequence < sequence]
+            at = more[-1].sequence + 1
+        return found
 
     async def bounds(self) -> tuple[int, int]:
         """The first and the last sequence of the log; if it is empty the first is the one behind the last."""
@@ -212,14 +262,14 @@ class JetStreamLog:
     async def _start(self) -> None:
         if self._acknowledgements is None:
             self._inbox = self._link.client.new_inbox()
-            self._acknowledgements = await self._link.subscribe(f"{self._inbox}.*", self._acknowledged)
+            self._acknowledgements = await self._link.subscribe(f"{self._inbox}.>", self._acknowledged)
             self._tasks = [
                 asyncio.get_running_loop().create_task(self._send_forever()),
                 asyncio.get_running_loop().create_task(self._resolve_forever()),
             ]
             self._link.on_reconnect.append(self._trouble.set)
         assert not self._in_flight
-        self._next = self.sequence + 1
+        self._fence = 0
         self._deposed = None
 
     def append(self, batch: LogBatch, done: Done) -> None:
@@ -229,10 +279,10 @@ class JetStreamLog:
         if self._deposed is not None:
             self._deliver(done, self._deposed)
             return
-        entry = _Entry(batch, done, self._next)
-        self._next += 1
+        entry = _Entry(batch, done, self.sequence + len(self._in_flight) + 1)
         self._in_flight.append(entry)
-        if not self._is_resolving:
+        # The fence goes out alone: what follows must not be stored behind somebody else's.
+        if not self._is_resolving and (self._fence or len(self._in_flight) == 1):
             self._outgoing.put_nowait(entry)
 
     async def _send_forever(self) -> None:
@@ -246,12 +296,16 @@ class JetStreamLog:
     async def _send(self, entry: _Entry) -> None:
         first, following, payload = entry.batch
         entry.sent_at = asyncio.get_running_loop().time()
-        headers = {EXPECTED: str(entry.sequence - 1), BATCH: f"{first} {following} {self.writer}"}
-        await self._link.publish(self.names.subject, payload, headers, f"{self._inbox}.{entry.sequence}")
+        fence = self._fence or entry.sequence
+        headers = {EXPECTED: str(entry.sequence - 1), BATCH: f"{first} {following} {self.writer} {fence}"}
+        reply = f"{self._inbox}.{self._attempt}.{entry.sequence}"
+        await self._link.publish(self.names.subject, payload, headers, reply)
 
     async def _acknowledged(self, message: Msg) -> None:
         """The broker's word on one batch. Anything but success is looked into, not believed."""
-        sequence = int(message.subject.rpartition(".")[2])
+        attempt, sequence = map(int, message.subject.rsplit(".", 2)[1:])
+        if attempt != self._attempt:
+            return  # a copy that was published again since: the sequences are others now
         try:
             answer = msgspec.json.decode(message.data)
         except msgspec.DecodeError:
@@ -267,9 +321,18 @@ class JetStreamLog:
 
     def _confirm(self) -> None:
         while self._in_flight and self._in_flight[0].is_stored:
-            entry = self._in_flight.popleft()
-            self.sequence = entry.sequence
-            self._deliver(entry.done, None)
+            self._stored(self._in_flight[0].sequence)
+
+    def _stored(self, sequence: int) -> None:
+        """The oldest batch in flight is in the log, at this sequence."""
+        entry = self._in_flight.popleft()
+        self.sequence = sequence
+        self.chain.position = entry.batch.next
+        if not self._fence:
+            self._fence = self.chain.fence = sequence
+            for following in self._in_flight:
+                self._outgoing.put_nowait(following)
+        self._deliver(entry.done, None)
 
     # -- what became of it -----------------------------------------------------------------------------------
 
@@ -305,14 +368,21 @@ class JetStreamLog:
             for one in found:
                 if not self._in_flight:
                     break
-                entry = self._in_flight[0]
-                if one.writer != self.writer or one.batch.first != entry.batch.first:
+                is_ours = one.writer == self.writer and one.batch.first == self._in_flight[0].batch.first
+                if is_ours and one.fence == (self._fence or one.sequence):
+                    self._stored(one.sequence)
+                elif not self._fence or one.fence > self._fence:
                     self._step_down(one)
                     return
-                entry.is_stored = True
-                self._confirm()
+                else:
+                    self.sequence = one.sequence  # it does not count
         await asyncio.sleep(RESOLVE_PAUSE_SECONDS / 4)
-        for entry in self._in_flight:
+        while not self._outgoing.empty():
+            self._outgoing.get_nowait()
+        self._attempt += 1
+        for number, entry in enumerate(self._in_flight, 1):
+            entry.sequence, entry.is_stored = self.sequence + number, False
+        for entry in list(self._in_flight)[: None if self._fence else 1]:
             await self._send(entry)
 
     def _step_down(self, winner: StoredBatch) -> None:
@@ -343,12 +413,12 @@ class JetStreamLog:
                 logger.warning("the log could not be trimmed; the next flush tries again: %s", error)
 
     def purge(self, position: int) -> None:
-        """Forget batches that end at or before a position. The last one stays: it says where the log stands."""
+        """Forget batches that end at or before a position, but for those that tell whose fence holds there."""
         self._link.wait(self._purge(position))
 
     async def _purge(self, position: int) -> None:
         first, last = await self.bounds()
-        sequence = min(await self.sequence_of(position), last)
+        sequence = min(await self.sequence_of(position), last) - LOOK_BACK
         if sequence > first:
             await self._link.call(f"STREAM.PURGE.{self.names.stream}", {"seq": sequence})
 
