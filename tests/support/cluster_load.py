@@ -271,7 +271,10 @@ class Load:
             final = read_all(self._cluster, record.path)
             _check_content(record, split(final))
             for offset, content in record.seen:
-                assert final[offset : offset + len(content)] == content, f"{record.path}: a reader saw what vanished"
+                there = final[offset : offset + len(content)]
+                assert there == content, (
+                    f"{record.path}: a reader saw what vanished: at {offset} {_difference(content, there)}"
+                )
             violation = find_violation(record.operations, split(final))
             assert violation is None, f"{record.path}: {violation}"
             if on_all_nodes:
@@ -285,6 +288,14 @@ class Load:
         reads = sum(1 for one in self.records for op in one.operations if op.kind == "read")
         repeats = sum(one.repeats for one in self.records)
         return f"{appends} appends, {reads} reads at the leader, {repeats} repeats"
+
+
+def _difference(seen: bytes, there: bytes) -> str:
+    at = next(
+        (at for at, pair in enumerate(zip(seen, there, strict=False)) if pair[0] != pair[1]), min(len(seen), len(there))
+    )
+    at -= at % MESSAGE_BYTES
+    return f"+{at}: saw {seen[at : at + 60]!r} of {len(seen)}, there is {there[at : at + 60]!r} of {len(there)}"
 
 
 def _buckets(name: str, count: int, shards: int) -> list[str]:

@@ -149,11 +149,18 @@ class ClusterApplication:
     # -- which node --------------------------------------------------------------------------------------------
 
     def _read(self, request: Request, slot: Slot, found: Route) -> None:
+        replica = slot.replica
+        if not request.query or not self._is_beyond(request, replica, found):
+            self._read_here(request, slot)
+        elif replica.is_leading:
+            # A follower may hear of a batch before its own leader does: that one is still on its way to us.
+            replica.shard.committer.settle(lambda outcome: self._read_here(request, slot))
+        else:
+            self._elsewhere(request, slot)
+
+    def _read_here(self, request: Request, slot: Slot) -> None:
         replica, reply = slot.replica, request.reply
         term = self._membership.generation(replica.number) if replica.is_leading else 0
-        if not term and found.key is not None and self._is_beyond(request, replica, found.key):
-            self._elsewhere(request, slot)
-            return
 
         def answer(response: Response) -> None:
             # The lease was good when this was read and is now: nobody else has written in between.
@@ -172,16 +179,20 @@ class ClusterApplication:
         slot.app.handle(request)
 
     @staticmethod
-    def _is_beyond(request: Request, replica: Replica, key: StreamKey) -> bool:
+    def _is_beyond(request: Request, replica: Replica, found: Route) -> bool:
         """Whether a reader is ahead of this node: it has been elsewhere, and must not be set back."""
-        token = parse_query(request.query).get("offset") if request.query else None
-        if token is None or token in ("-1", "now"):
-            return False
-        stream = replica.shard.machine.find(key)
         try:
-            return stream is not None and parse_offset(token) > stream.tail
+            query = parse_query(request.query)
+            if found.key is not None:
+                token = query.get("offset", query.get("cursor", "-1"))
+                stream = replica.shard.machine.find(found.key)
+                return stream is not None and token not in ("-1", "now") and parse_offset(token) > stream.tail
+            if found.kind == "feed":
+                position = query.get("after", "").rpartition(".")[2]
+                return position.isdigit() and int(position) > replica.shard.feed.latest
         except InvalidRequest:
-            return False
+            pass  # it will be refused as such
+        return False
 
     def _elsewhere(self, request: Request, slot: Slot) -> None:
         """Send the client, or the request, to the node that leads."""

@@ -91,7 +91,7 @@ class FeedApi:
                 earliest=self._shard.feed.earliest + 1,
                 hint="start again without a token",
             )
-        if after > self._shard.feed.latest and self._shard.committer.failure is None:
+        if after > self._shard.feed.latest:
             raise InvalidRequest(f"after={token!r} lies in the future of this bucket", code="invalid_token")
         return after
 
@@ -99,7 +99,7 @@ class FeedApi:
         fields = (
             b"stream-feed-token: %b\r\ncache-control: no-store\r\nvary: accept\r\n" % _token(page.position).encode()
         )
-        if page.up_to_date and self._shard.is_current() and page.position <= self._shard.feed.latest:
+        if page.up_to_date and self._shard.is_current():
             fields += b"stream-up-to-date: true\r\n"
         if ARROW_TYPE in (request.header(b"accept") or ""):
             return Response(200, b"content-type: %b\r\n" % ARROW_TYPE.encode() + fields, _arrow(bucket, page.items))
