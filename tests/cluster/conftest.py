@@ -22,9 +22,11 @@ def cluster_s3() -> Iterator[S3Server]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(cluster_s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes, their brokers joined by proxies that a test can cut, flushing often."""
+    """Three nodes, their brokers joined by proxies that a test can cut, flushing often; node 3 passes writes on."""
     settings = "flush_interval = '1s'\n[read]\nlong_poll_timeout = '500ms'\n"
-    with running(tmp_path_factory.mktemp("cluster"), cluster_s3, shards=2, settings=settings, proxied=True) as started:
+    with running(
+        tmp_path_factory.mktemp("cluster"), cluster_s3, shards=2, settings=settings, proxied=True, forwarding=(3,)
+    ) as started:
         yield started

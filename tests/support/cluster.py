@@ -197,7 +197,9 @@ class Cluster:
         proxied: bool = False,
         command: tuple[str, ...] | None = None,
         environment: dict[str, str] | None = None,
+        forwarding: tuple[int, ...] = (),
     ) -> None:
+        self._forwarding = forwarding
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._s3 = s3
@@ -228,6 +230,7 @@ class Cluster:
             f'data_dir = "{self.directory / f"node{number}"}"\n'
             f'[cluster]\nname = "tests"\nlisten = "127.0.0.1:{cluster_port}"\n'
             f"routes = {json.dumps([f'{host}:{port}' for host, port in routes])}\n"
+            f"forward = {json.dumps(number in self._forwarding)}\n"
             f'bootstrap_node_id = 1\nshards = {self.shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
             f"{_as_toml(self._s3.settings(self._prefix))}{self._settings}"
         )

@@ -158,7 +158,7 @@ class Membership:
 
     async def _found(self) -> Settings | None:
         try:
-            await self.link.call(f"STREAM.INFO.{self._stream}")
+            await self.link.call(f"STREAM.INFO.{self._stream}", seconds=ANSWER_SECONDS)
         except BrokerRefusal as refusal:
             if refusal.number == STREAM_NOT_FOUND:
                 return None
@@ -318,7 +318,8 @@ class Membership:
         if seen is None:
             return patience == 0.0 or now - self._beaten_at > patience
         lease: Lease = seen.value
-        if lease.successor == self.sign.node:
+        if self.sign.node in (lease.successor, None if lease.released else lease.node):
+            # Meant for us, or ours from before a restart: whoever held it then is gone, the data directory is locked.
             return True
         if lease.released:
             return waited >= max(patience, SUCCESSOR_SECONDS if lease.successor is not None else 0.0)
