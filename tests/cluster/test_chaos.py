@@ -26,7 +26,7 @@ WARM_SECONDS = 0.7
 @contextmanager
 def under_load(cluster: Cluster, name: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Load]:
     seed = random.randrange(2**31)
-    load = Load(cluster, name, seed=seed).start()
+    load = Load(cluster, f"{name}-{seed:x}", seed=seed).start()
     try:
         time.sleep(WARM_SECONDS)
         disturbed_at = time.monotonic()
@@ -126,3 +126,24 @@ def test_the_nodes_are_restarted_one_by_one(cluster: Cluster, capsys: pytest.Cap
             assert node.stop() == 0
             assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
             node.start()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_thirty_failures_in_a_random_order(
+    cluster: Cluster, cluster_s3: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = [
+        lambda: test_the_leader_is_killed(cluster, capsys),
+        lambda: test_a_follower_is_killed(cluster, capsys),
+        lambda: test_the_leaders_broker_is_killed(cluster, capsys),
+        lambda: test_a_machine_is_lost_and_comes_back(cluster, capsys),
+        lambda: test_the_leader_is_stopped_for_longer_than_its_lease_and_goes_on(cluster, capsys),
+        lambda: test_a_node_is_cut_off(cluster, capsys),
+        lambda: test_the_object_store_stops(cluster, cluster_s3, capsys),
+    ]
+    seed = random.randrange(2**31)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    for _ in range(30):
+        chance.choice(scenarios)()
