@@ -136,11 +136,18 @@ class Membership:
 
     # -- beginning ---------------------------------------------------------------------------------------------
 
-    async def join(self, *, may_bootstrap: bool, waiting: Callable[[str], None]) -> None:
-        """Wait for a cluster to be there, or begin one; then see to it that this node belongs to it."""
+    async def join(
+        self, *, may_bootstrap: bool, waiting: Callable[[str], None], obstacle: ConfigurationError | None = None
+    ) -> None:
+        """Wait for a cluster to be there, or begin one; then see to it that this node belongs to it.
+
+        An obstacle is why a new one may not be begun, though an existing one may be joined.
+        """
         while True:
             try:
                 found = await self._found()
+                if found is None and may_bootstrap and obstacle is not None:
+                    raise obstacle
                 if found is None and may_bootstrap:
                     await self._bootstrap()
                 elif found is None:

@@ -133,7 +133,8 @@ class ClusterNode:
         settings = Settings(cluster.name, cluster.shards, cluster.replicas)
         self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
         may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
-        await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock)))
+        obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
+        await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
         loop = asyncio.get_running_loop()
         membership.on_change = partial(_call_soon, loop, self._nudge)
         for number in range(cluster.shards):
@@ -144,6 +145,19 @@ class ClusterNode:
             await slot.replica.start()
         self._tasks = [loop.create_task(self._tend_forever(admin))]
         return self._app
+
+    async def _bootstrap_obstacle(self) -> ConfigurationError | None:
+        """A new cluster counts positions from one: it must not share a place with what another has written."""
+        objects = open_objects(object_store_settings(self.config))
+        try:
+            async for entry in objects.list("manifests/"):
+                return ConfigurationError(
+                    f"a new cluster cannot begin here: the object store holds another's data ({entry.path})",
+                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up",
+                )
+        except MillstreamError as error:
+            return ConfigurationError(f"a new cluster cannot begin: the object store does not answer: {error.message}")
+        return None
 
     async def _start_broker(self) -> tuple[BrokerSettings, BrokerSettings | None]:
         cluster = self.config.cluster

@@ -66,6 +66,11 @@ class Node:
     """The parts of a server below its adapter, opened from a configuration and closed in order."""
 
     def __init__(self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
+        if config.cluster.name:
+            raise ConfigurationError(
+                "cluster.name is set, but this is not a node of a cluster",
+                hint="start nodes of a cluster with `millstream serve`",
+            )
         self.config = config
         clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)

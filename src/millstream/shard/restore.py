@@ -69,6 +69,12 @@ async def chain_of(cold: ColdTier, shard: int = 0, through: int | None = None) -
     return chain if through is None or (chain and chain[-1].through == through) else []
 
 
+async def chains_of(cold: ColdTier) -> list[ManifestHead]:
+    """The manifests that count, of every shard there is, one shard after the other."""
+    shards = {int(entry.path.split("/")[1]) async for entry in cold.objects.list("manifests/")}
+    return [head for shard in sorted(shards) for head in await chain_of(cold, shard)]
+
+
 async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[SegmentRef]:
     """The segments that the chain names and has not removed again, in order of position."""
     segments: dict[str, SegmentRef] = {}
@@ -84,13 +90,13 @@ async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[Segme
 async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
     """The other objects the chain needs: notes, and the snapshots of the streams as they are at its end."""
     notes: set[str] = set()
-    blobs: dict[int, bytes | None] = {}
+    blobs: dict[tuple[int, int], bytes | None] = {}
     for head in chain:
         manifest = await load_manifest(cold, head.path)
         notes |= {flush.notes for flush in manifest.flushes if flush.notes}
         for incarnation, _ in manifest.removed_streams:
-            blobs.pop(incarnation, None)
-        blobs.update({row.incarnation: row.blob for row in manifest.streams})
+            blobs.pop((manifest.shard, incarnation), None)
+        blobs.update({(manifest.shard, row.incarnation): row.blob for row in manifest.streams})
     return notes | {f"snapshots/{blob.decode()}" for blob in blobs.values() if blob is not None}
 
 
