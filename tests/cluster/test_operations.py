@@ -258,3 +258,19 @@ def test_a_data_directory_of_another_node_or_cluster_is_refused(
         assert answer.returncode == 1 and "cluster.shards is 5" in answer.stderr, answer.stderr
     finally:
         node.start()
+
+
+@pytest.mark.soak
+def test_make_cluster_starts_three_nodes_and_prints_their_addresses() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "millstream.cli.try_cluster"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(6)]
+        urls = [word for line in lines for word in line.split() if word.startswith("http://")][:3]
+        assert len(set(urls)) == 3, lines
+        status = httpx.get(f"{urls[1]}/cluster/status").json()
+        assert [member["node_id"] for member in status["members"]] == [1, 2, 3] and len(status["shards"]) == 3
+        assert httpx.put(f"{urls[2]}/v1/stream/a/b", headers=TEXT, follow_redirects=True).status_code == 201
+    finally:
+        process.terminate()
+        assert process.wait(90) == 0

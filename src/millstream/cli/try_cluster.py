@@ -91,13 +91,13 @@ def _start_store(directory: Path, processes: list[subprocess.Popen[bytes]]) -> s
 
 
 def _start_nodes(directory: Path, endpoint: str, processes: list[subprocess.Popen[bytes]]) -> list[str]:
-    cluster_ports = _free_ports(3)
-    urls = [f"http://127.0.0.1:{port}" for port in (4441, 4442, 4443)]
+    ports, cluster_ports = _free_ports(3), _free_ports(3)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     for number in (1, 2, 3):
         routes = [f'"127.0.0.1:{port}"' for index, port in enumerate(cluster_ports, 1) if index != number]
         file = directory / f"node{number}.toml"
         file.write_text(
-            f'version = 1\n\n[server]\nnode_id = {number}\nlisten = "127.0.0.1:{4440 + number}"\n'
+            f'version = 1\n\n[server]\nnode_id = {number}\nlisten = "127.0.0.1:{ports[number - 1]}"\n'
             f'data_dir = "{directory / f"node{number}"}"\n\n[cluster]\nname = "local"\n'
             f'listen = "127.0.0.1:{cluster_ports[number - 1]}"\nroutes = [{", ".join(routes)}]\n'
             'bootstrap_node_id = 1\nshards = 3\nreplicas = 3\nsecret = "for trying it out"\n\n[cold]\nbackend = "s3"\n'
