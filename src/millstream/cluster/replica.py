@@ -170,6 +170,11 @@ class Replica:
         self.shard.follow(NotLeader("another node leads this shard"))
         _, end = await self._link.ask(self.log.bounds())
         while not self._membership.is_kept(self.number):
+            if self.shard.hot.bytes > self.shard.hot_bytes_max and self.shard.machine.sealed:
+                # Memory is full of what a flush has made cold: it comes free when the catalog has followed.
+                self._membership.candidates.discard(self.number)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
             await self._advance()
             if not self.is_caught_up and self.log.sequence >= end:
                 self.is_caught_up = True

@@ -16,7 +16,7 @@ import msgspec
 from millstream.cluster.membership import Membership
 from millstream.cluster.placement import shard_of
 from millstream.cluster.replica import Replica
-from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotLeader
+from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotLeader, Unavailable
 from millstream.protocol.globs import literal_prefix
 from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
 from millstream.protocol.offsets import parse_offset
@@ -41,6 +41,7 @@ class Slot:
     def __init__(self, replica: Replica, app: Application) -> None:
         self.replica = replica
         self.app = app
+        self.is_open = True
 
 
 class _AllReaders:
@@ -80,6 +81,8 @@ class ClusterApplication:
                 return
             found = route(request.path)
             slot = self._slot_of(request, found)
+            if not slot.is_open:
+                raise Unavailable("this node is restoring its state", hint="ask another node, or try again")
             if request.method in _READS:
                 self._read(request, slot, found)
             elif slot.replica.is_leading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import signal
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -123,6 +124,21 @@ class ClusterNode:
     # -- starting ----------------------------------------------------------------------------------------------
 
     async def start(self) -> ClusterApplication:
+        """Start everything; waits for a majority of the brokers. Whatever ends it, nothing is left running."""
+        loop = asyncio.get_running_loop()
+        starting = loop.create_task(self._start())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, starting.cancel)
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            await self.stop()
+            raise ConfigurationError("stopped before the cluster was there") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> ClusterApplication:
         config = self.config
         cluster = config.cluster
         broker_settings, system = await self._start_broker()
@@ -287,14 +303,16 @@ class ClusterNode:
 
     async def _reopen_later(self, number: int) -> None:
         slot = self._slots[number]
+        slot.is_open = False
         slot.app.readers.end_all()
+        await slot.app.subscriptions.stop()
+        await slot.replica.abandon()
         while True:
             try:
-                await slot.app.subscriptions.stop()
-                await slot.replica.abandon()
                 fresh = await self._open(number)
                 slot.replica, slot.app = fresh.replica, fresh.app
                 await slot.replica.start()
+                slot.is_open = True
                 self._reopening.discard(number)
                 return
             except MillstreamError as error:
@@ -317,24 +335,20 @@ class ClusterNode:
             is_ready = not admin.missing_locally()
             if membership.sign.ready != is_ready:
                 membership.announce(ready=is_ready)
-            view = membership.view
-            if view.members.get(me) == "removed":
+            if membership.view.members.get(me) == "removed":
                 logger.critical("this node was removed from the cluster; it stops")
                 self.on_removed()
                 return
-            led = [slot for slot in self._slots if slot.replica.is_leading]
+            led = [slot.replica for slot in self._slots if slot.replica.is_leading]
             heir = admin.least_burdened(exclude=me)
-            if me in view.members:
-                for slot in led:
-                    await slot.replica.hand_over(heir)
-            elif heir is not None and len(led) > len(view.led_by(heir)) + 1:
-                stable += 1
-                if stable >= BALANCE_STABLE_ROUNDS:
-                    stable = 0
-                    logger.info("handing shard %d to node %d, which leads fewer", led[-1].replica.number, heir)
-                    await led[-1].replica.hand_over(heir)
-            else:
+            is_unfair = heir is not None and len(led) > len(membership.view.led_by(heir)) + 1
+            stable = stable + 1 if is_unfair else 0
+            if me in membership.view.members:
+                await asyncio.gather(*(replica.hand_over(heir) for replica in led))
+            elif stable >= BALANCE_STABLE_ROUNDS:
                 stable = 0
+                logger.info("handing shard %d to node %s, which leads fewer", led[-1].number, heir)
+                await led[-1].hand_over(heir)
 
     # -- stopping ----------------------------------------------------------------------------------------------
 
