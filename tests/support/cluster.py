@@ -23,6 +23,9 @@ from typing import Any
 
 import httpx
 
+from millstream.cluster.broker import USER
+from millstream.log.broker_link import BrokerLink, BrokerSettings
+from millstream.log.jetstream_log import log_names
 from support.s3 import S3Server
 
 START_SECONDS = 60.0
@@ -290,6 +293,17 @@ class Cluster:
                         return node
             time.sleep(0.05)
         raise AssertionError(f"shard {shard} has no leader")
+
+    def broker_leader(self, shard: int = 0) -> NodeProcess:
+        """The node whose broker leads the replicas of a shard's log."""
+        port = json.loads((self.leader(shard).data_dir / "broker" / "broker.json").read_text())["port"]
+        link = BrokerLink(BrokerSettings([f"nats://127.0.0.1:{port}"], USER, SECRET), "tests")
+        try:
+            link.wait(link.connect(), 10.0)
+            info = link.wait(link.call(f"STREAM.INFO.{log_names('tests', shard).stream}"), 10.0)
+        finally:
+            link.close()
+        return self.nodes[int(info["cluster"]["leader"].rpartition("-")[2])]
 
     def followers(self, shard: int = 0) -> list[NodeProcess]:
         leader = self.leader(shard)

@@ -163,7 +163,7 @@ class Appender(Producer):
             self.record.refused.add(value)
             self.client.elsewhere()
             time.sleep(0.05)
-        elif answer is None:
+        elif answer is None or answer[0] == 503:
             self.record.operations.append(Operation("append", value, 0, called, NEVER))
         else:
             raise AssertionError(f"{self.record.path} {self.number}: {answer}")

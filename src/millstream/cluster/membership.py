@@ -255,7 +255,8 @@ class Membership:
         held = self._held[shard]
         started = self._clock.monotonic()
         try:
-            revision = await self._put(_lease_key(shard), held.lease, held.revision)
+            # A slow answer still counts from when it was asked for; giving up early would throw it away.
+            revision = await self._put(_lease_key(shard), held.lease, held.revision, self._lease_seconds)
         except BrokerRefusal as refusal:
             if refusal.number == WRONG_LAST_SEQUENCE:
                 await self._find_out(shard, held)
@@ -392,9 +393,9 @@ class Membership:
     def _subject(self, key: str) -> str:
         return f"$KV.{self._bucket}.{key}"
 
-    async def _put(self, key: str, value: object, expected: int | None = None) -> int:
+    async def _put(self, key: str, value: object, expected: int | None = None, seconds: float = ANSWER_SECONDS) -> int:
         headers = {} if expected is None else {_EXPECTED: str(expected)}
-        return await self.link.store(self._subject(key), msgspec.json.encode(value), headers, ANSWER_SECONDS)
+        return await self.link.store(self._subject(key), msgspec.json.encode(value), headers, seconds)
 
 
 def _lease_key(shard: int) -> str:
