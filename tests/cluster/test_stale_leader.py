@@ -72,7 +72,9 @@ def test_a_leader_that_was_stopped_shows_nothing_stale_as_fresh(cluster: Cluster
 
 def test_a_build_that_ignores_its_lease_is_found_out(cluster_s3: S3Server, tmp_path: Path) -> None:
     command = (sys.executable, str(Path(broken_node.__file__).resolve()), "serve")
-    with running(tmp_path, cluster_s3, command=command) as cluster:
+    # It must not come to write anything itself meanwhile: the log would tell it.
+    settings = "flush_interval = '1h'\n"
+    with running(tmp_path, cluster_s3, command=command, settings=settings) as cluster:
         history, final, _ = history_around_a_pause(cluster)
         violation = find_violation(history, final)
         assert violation is not None and "read" in violation

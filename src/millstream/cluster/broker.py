@@ -82,6 +82,8 @@ def render_configuration(plan: BrokerPlan, directory: Path, port: int) -> str:
             "cluster {",
             f"  name: {_text(plan.cluster)}",
             f"  listen: {_text(_joined(plan.listen))}",
+            # Brokers connect where the configuration says, not where another one believes to have been reached.
+            "  no_advertise: true",
             f"  authorization {{ user: {USER}, password: {_text(plan.secret)}, timeout: 5 }}",
             f"  routes: [{routes}]",
         ]
