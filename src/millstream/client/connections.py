@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from millstream.client.errors import BadAnswer, ConnectionFailed
@@ -44,8 +45,8 @@ class Connection:
                 hint="is the server running, and is this its address?",
             ) from None
 
-    def request(self, request: Request, timeout: float) -> AnswerParser:
-        """Send a request and wait until its answer has begun."""
+    def request(self, request: Request, timeout: float, on_sent: Callable[[], None] | None = None) -> AnswerParser:
+        """Send a request and wait until its answer has begun; `on_sent` is called between the two."""
         parser = self._parser = AnswerParser(request.method)
         head = encode_head(self.origin, request)
         self._socket.settimeout(timeout)
@@ -59,6 +60,8 @@ class Connection:
             raise self._failure(f"{self.origin} took nothing for {timeout:g} s") from None
         except OSError:
             pass  # it may have refused the body before reading all of it: its answer says so
+        if on_sent is not None:
+            on_sent()
         while not parser.status:
             self._receive()
         self.is_used = True
@@ -135,8 +138,10 @@ class Pool:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def exchange(self, origin: Origin, request: Request, *, is_live: bool = False) -> Response:
-        connection, parser = self.open(origin, request, is_live=is_live)
+    def exchange(
+        self, origin: Origin, request: Request, *, is_live: bool = False, on_sent: Callable[[], None] | None = None
+    ) -> Response:
+        connection, parser = self.open(origin, request, is_live=is_live, on_sent=on_sent)
         try:
             response = (
                 Response(parser.status, parser.headers, parser.take()) if parser.is_complete else connection.response()
@@ -147,11 +152,14 @@ class Pool:
         self.release(connection)
         return response
 
-    def open(self, origin: Origin, request: Request, *, is_live: bool) -> tuple[Connection, AnswerParser]:
+    def open(
+        self, origin: Origin, request: Request, *, is_live: bool, on_sent: Callable[[], None] | None = None
+    ) -> tuple[Connection, AnswerParser]:
         """A connection on which the answer to this request has begun; `release` takes it back."""
         connection = self._take(origin)
         try:
-            return connection, connection.request(request, self._live_timeout if is_live else self._timeout)
+            timeout = self._live_timeout if is_live else self._timeout
+            return connection, connection.request(request, timeout, on_sent)
         except BaseException:
             connection.close()
             raise

@@ -132,7 +132,7 @@ def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None
         if isinstance(answer, Response):
             if answer.status < 400 or (attempts.may_be_done and answer.status in call.done_if_repeated):
                 return call.parse(answer)
-            answer = error_of(answer)
+            answer = error_of(call.request, answer)
         yield Pause(attempts.pause_after(answer))
 
 
