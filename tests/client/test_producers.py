@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from client.conftest import Connect
 from millstream.client import BadRequest, ProducerFenced, StreamClosed
+from support.clients import Connect
 from support.server import ServerProcess
 
 JSON = "application/json"
@@ -139,7 +139,7 @@ def test_nothing_is_lost_or_doubled_across_kills(connect: Connect, tmp_path: Pat
         is_over = threading.Event()
 
         def trouble() -> None:
-            for _ in range(4):
+            for _ in range(2):
                 time.sleep(0.3)
                 server.kill()
                 server.start()

@@ -114,9 +114,7 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the server has ended an idle connection, or says something nobody asked for."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_readable(self._socket.fileno())
 
     def interrupt(self) -> None:
         """Wake a thread that is reading from this connection; it sees the end."""
@@ -202,6 +200,12 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+def is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def reason_of(error: OSError) -> str:

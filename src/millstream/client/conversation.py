@@ -119,8 +119,9 @@ def settings_of(url: str, token: str | None, retries: int, patience: int, clock:
     if retries < 0 or patience < 0:
         raise BadRequest(f"retries={retries} and patience={patience} must be 0 or more")
     origin, root = parse_url(url)
-    policy = RetryPolicy(retries=retries)
-    return Settings(origin, root, token, policy, RetryPolicy(retries=patience), clock)
+    # What outlasts a restart should also notice soon that it is over.
+    patient = RetryPolicy(retries=patience, pause_seconds_max=2.0)
+    return Settings(origin, root, token, RetryPolicy(retries=retries), patient, clock)
 
 
 def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None) -> Conversation[T]:
@@ -162,10 +163,10 @@ def ask(
 
 def _location(origin: Origin, request: Request, answer: Response) -> tuple[Origin, str]:
     """Where a redirect points. The token goes along: nodes of a cluster send clients to each other."""
-    location = urljoin(f"{origin}{request.target}", answer.headers.get("location", ""))
+    location = answer.headers.get("location", "")
     try:
-        parts = urlsplit(location)
-        place, _ = parse_url(f"{parts.scheme}://{parts.netloc}")
+        parts = urlsplit(urljoin(f"{origin}{request.target}", location))
+        place, _ = parse_url(f"{parts.scheme}://{parts.netloc}" if location else "")
     except (BadRequest, ValueError):
         raise BadAnswer(f"the server redirects to {location[:200]!r}, which is no address") from None
     if origin.scheme == "https" and place.scheme != "https":

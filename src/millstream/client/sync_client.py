@@ -46,7 +46,7 @@ class Client:
         timeout: float = 30.0,
         live_timeout: float = 90.0,
         retries: int = 8,
-        patience: int = 60,
+        patience: int = 150,
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
