@@ -10,6 +10,7 @@ from typing import Any
 from millstream.cli.options import human_bytes, print_json
 from millstream.cli.remote import add_connection, connect, print_fields
 from millstream.cli.terminal import Style
+from millstream.client import Forbidden, Unauthorized
 
 
 def add_parser(commands: Any) -> None:
@@ -29,8 +30,13 @@ def run(options: argparse.Namespace) -> int:
         began = time.perf_counter()
         health = client.health()
         seconds = time.perf_counter() - began
-        stats = client.stats()
-    is_well = health.get("status") == "ok" and not stats["backpressure"] and stats["flush_failure"] is None
+        try:
+            stats = client.stats()
+        except (Unauthorized, Forbidden):
+            stats = None  # it takes an administrator's token to see more
+    is_well = health.get("status") == "ok"
+    if stats is not None:
+        is_well = is_well and not stats["backpressure"] and stats["flush_failure"] is None
     if options.json:
         answer_ms = round(seconds * 1000, 3)
         print_json({"url": client.url, "is_well": is_well, "answer_ms": answer_ms, **health, "stats": stats})
@@ -39,19 +45,27 @@ def run(options: argparse.Namespace) -> int:
     return 0 if is_well else 1
 
 
-def _show(url: str, health: dict[str, Any], stats: dict[str, Any], seconds: float, is_well: bool) -> None:
+def _show(url: str, health: dict[str, Any], stats: dict[str, Any] | None, seconds: float, is_well: bool) -> None:
     style = Style(sys.stdout)
-    reason = stats["backpressure_reason"] or stats["flush_failure"]
+    reason = (stats["backpressure_reason"] or stats["flush_failure"]) if stats is not None else None
     state = style.green("ok") if is_well else style.red(f"not well: {reason or health.get('status')}")
+    fields: list[tuple[str, object]] = [
+        ("server", f"{style.bold(url)}, version {health.get('version', 'unknown')}"),
+        ("status", f"{state}, answered in {seconds * 1000:.1f} ms"),
+    ]
+    if stats is None:
+        fields.append(("storage", "not shown: the token is not an administrator's"))
+    else:
+        fields += _storage(stats)
+    print_fields(fields)
+
+
+def _storage(stats: dict[str, Any]) -> list[tuple[str, object]]:
     used = stats["hot_bytes"] / max(stats["hot_bytes_max"], 1)
-    print_fields(
-        (
-            ("server", f"{style.bold(url)}, version {health.get('version', 'unknown')}"),
-            ("status", f"{state}, answered in {seconds * 1000:.1f} ms"),
-            ("streams in memory", f"{stats['resident_streams']:,}"),
-            ("hot", f"{human_bytes(stats['hot_bytes'])} of {human_bytes(stats['hot_bytes_max'])} ({used:.0%})"),
-            ("cold", f"{human_bytes(stats['cold_bytes'])} in {stats['segment_count']:,} segments"),
-            ("waits to be flushed", human_bytes(stats["flush_backlog_bytes"])),
-            ("last position", f"{stats['last_position']:,} (flushed: {stats['flushed_position']:,})"),
-        )
-    )
+    return [
+        ("streams in memory", f"{stats['resident_streams']:,}"),
+        ("hot", f"{human_bytes(stats['hot_bytes'])} of {human_bytes(stats['hot_bytes_max'])} ({used:.0%})"),
+        ("cold", f"{human_bytes(stats['cold_bytes'])} in {stats['segment_count']:,} segments"),
+        ("waits to be flushed", human_bytes(stats["flush_backlog_bytes"])),
+        ("last position", f"{stats['last_position']:,} (flushed: {stats['flushed_position']:,})"),
+    ]

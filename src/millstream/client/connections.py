@@ -34,10 +34,7 @@ class Connection:
         self.is_used = False
         self._parser = AnswerParser("GET")
         try:
-            self._socket = socket.create_connection((origin.host, origin.port), timeout)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is not None:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=origin.host)
+            self._socket = _connected(origin, timeout, tls)
         except OSError as error:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
@@ -200,6 +197,16 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+def _connected(origin: Origin, timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection((origin.host, origin.port), timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return plain if tls is None else tls.wrap_socket(plain, server_hostname=origin.host)
+    except OSError:
+        plain.close()
+        raise
 
 
 def is_readable(descriptor: int) -> bool:

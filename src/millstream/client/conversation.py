@@ -79,8 +79,8 @@ class Homes:
         return self._origins.get(path) if self._origins else None
 
     def moved(self, path: str, origin: Origin) -> None:
+        self._origins.pop(path, None)
         self._origins[path] = origin
-        self._origins.move_to_end(path)
         if len(self._origins) > HOMES_MAX:
             self._origins.popitem(last=False)
 
@@ -95,7 +95,7 @@ class Settings:
 
     origin: Origin
     root: str  # the path below which the server's routes are, "" if there is none
-    token: str | None
+    token: str | None = field(repr=False)
     policy: RetryPolicy  # of calls somebody waits for
     patient_policy: RetryPolicy  # of followers and producers, which are to outlast a restart
     clock: Clock

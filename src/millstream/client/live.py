@@ -18,10 +18,11 @@ from millstream.client.events import Event, EventParser
 from millstream.client.messages import Request, Response
 from millstream.client.results import Chunk, FeedItem, FeedPage
 from millstream.client.retries import Attempts
-from millstream.protocol.content_types import JSON, is_json, is_text
+from millstream.protocol.content_types import JSON, is_json, is_text, media_type
 
 Mode: TypeAlias = Literal["auto", "sse", "long-poll"]
 MODES: Final = ("auto", "sse", "long-poll")
+EVENT_STREAM: Final = "text/event-stream"
 
 
 class Position:
@@ -71,8 +72,12 @@ def follow(
 def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Response | ClientError]:
     """One live request: the head of an event stream, or the whole answer to a long-poll."""
     answer = yield from ask(request, settings, Open if mode == "sse" else Send, is_live=True)
-    if isinstance(answer, Response) and answer.status >= 400:
+    if isinstance(answer, ClientError):
+        return answer
+    if answer.status >= 400:
         return error_of(request, answer)
+    if mode == "sse" and media_type(answer.headers.get("content-type", "")) != EVENT_STREAM:
+        return BadAnswer("the answer is no event stream", hint="follow with long-poll if a proxy stands in the way")
     return answer
 
 

@@ -18,6 +18,7 @@ from millstream.protocol.sse import encode_control, encode_data
 from support.conversations import Answer, emitted, lost, settings
 
 JSON, BYTES = "application/json", "application/octet-stream"
+EVENTS = {"content-type": "text/event-stream"}
 
 
 class Model:
@@ -124,14 +125,20 @@ def test_connections_that_end_without_a_word_wear_patience_out() -> None:
         follow_feed("team", Position(""), "", "sse", settings(patience=2)),
     ):
         with pytest.raises(ConnectionFailed, match="before anything was said"):
-            list(emitted(conversation, lambda request, is_open: Response(200, {}), lambda: b""))
+            list(emitted(conversation, lambda *_: Response(200, EVENTS), lambda: b""))
 
 
 def test_nonsense_in_events_is_named() -> None:
     for stream in (b"event: control\ndata: {}\n\n", b"event: control\ndata: nonsense\n\n"):
         conversation = follow("/s", Position("-1"), "sse", JSON, settings())
         with pytest.raises(BadAnswer):
-            list(emitted(conversation, lambda request, is_open: Response(200, {}), lambda stream=stream: stream))
+            list(emitted(conversation, lambda *_: Response(200, EVENTS), lambda stream=stream: stream))
+
+
+def test_an_answer_that_is_no_event_stream_is_named() -> None:
+    page = Response(200, {"content-type": "text/html"})
+    with pytest.raises(BadAnswer, match="no event stream"):
+        list(emitted(follow("/s", Position("-1"), "sse", JSON, settings()), lambda *_: page, lambda: b""))
 
 
 def test_a_missing_stream_is_not_waited_for() -> None:
@@ -164,7 +171,7 @@ def test_a_feed_arrives_once_and_in_order(count: int, faults: list[int], is_sse:
                 % (number, item(number, bytes([number])), number)
                 for number in range(start + 1, count + 1)
             )
-            return Response(200, {})
+            return Response(200, EVENTS)
         last = min(start + 2, count)
         body = b"".join(item(number, bytes([number])) + b"\n" for number in range(start + 1, last + 1))
         return Response(200, {"content-type": "x", "stream-feed-token": f"0.{last}"}, body)
