@@ -54,6 +54,7 @@ def _connection(found: Iterable[Command]) -> Iterator[str]:
 def _section(command: Command) -> Iterator[str]:
     yield f"\n## {command.name}\n"
     own = [option for option in command.options if option.group != CONNECTION and "--help" not in option.flags]
+    own.sort(key=lambda option: (bool(option.flags), "--json" in option.flags))
     positional = [option for option in own if not option.flags]
     required = [f"{option.flags[0]} {option.metavar}" for option in own if option.flags and option.is_required]
     usage = [command.name, *(option.metavar or "" for option in positional), *required]

@@ -24,7 +24,11 @@ CONNECTION: Final = "connection"
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(CONNECTION)
-    group.add_argument("--url", metavar="URL", help=f"the server (default $MILLSTREAM_URL, else {DEFAULT_URL})")
+    group.add_argument(
+        "--url",
+        metavar="URL",
+        help=f"the server, or several with commas between them (default $MILLSTREAM_URL, else {DEFAULT_URL})",
+    )
     group.add_argument("--token", metavar="TOKEN", help="the token to show it (default $MILLSTREAM_TOKEN)")
     group.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=30.0, help="longest wait (default 30)")
     add_json(parser)

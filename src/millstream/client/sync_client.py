@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,7 +41,7 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         token: str | None = None,
         *,
         timeout: float = 30.0,
@@ -51,9 +51,10 @@ class Client:
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`timeout` bounds every wait for the server, `live_timeout` the silence of a live read. A call is repeated
-        `retries` times at most, what followers and producers do `patience` times in a row."""
-        self.url = url
+        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `timeout` bounds
+        every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times at
+        most, what followers and producers do `patience` times in a row."""
+        self.url = url if isinstance(url, str) else ",".join(url)
         self._settings = settings_of(url, token, retries, patience, clock or SystemClock())
         self._pool = Pool(timeout, live_timeout, ssl_context)
 

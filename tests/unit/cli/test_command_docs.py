@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,11 @@ def test_a_command_and_its_options_are_documented(command: Command) -> None:
         if option.group != "connection" and "--help" not in option.flags:
             assert option.help.replace("|", "\\|") in section
             assert all(flag in section for flag in option.flags)
+
+
+@pytest.mark.parametrize("command", LEAVES, ids=lambda command: "-".join(command.path))
+def test_an_example_can_be_typed_as_it_stands(command: Command) -> None:
+    if command.example is not None:
+        typed = re.search(r"\bmillstream ([^|)]*)", command.example)
+        assert typed is not None
+        build_parser().parse_args(shlex.split(typed[1]))

@@ -135,6 +135,22 @@ def test_redirects_have_an_end_and_keep_to_https() -> None:
             Script(moved(location)).run(converse(plain, settings()))
 
 
+def test_when_a_server_fails_the_next_is_asked() -> None:
+    shared = settings("http://one:1, http://two:2/base")
+    script = Script(lost(), PRODUCED, PRODUCED, BUSY, moved("http://three:3" + PATH), lost(), PRODUCED)
+    for _ in range(3):
+        script.run(converse(produced, shared))
+    assert [target.removesuffix(PATH) for target in script.targets] == [
+        "http://one:1",
+        "http://two:2/base",
+        "http://two:2/base",
+        "http://two:2/base",
+        "http://one:1",
+        "http://three:3",
+        "http://one:1",
+    ]
+
+
 def test_homes_are_forgotten_when_there_are_too_many() -> None:
     homes = Homes()
     for number in range(HOMES_MAX + 1):
