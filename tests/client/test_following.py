@@ -68,12 +68,12 @@ def test_connections_that_end_in_time_are_not_noticed(bucket: Any) -> None:
         stream.create(content_type=JSON)
 
         def write(stream: Any = stream) -> None:
-            for number in range(8):
-                stream.append([number], close=number == 7)
+            for number in range(6):
+                stream.append([number], close=number == 5)
                 time.sleep(0.2)
 
         writer = in_background(write)
-        assert [value for chunk in stream.follow(mode=mode) for value in chunk.json()] == list(range(8))
+        assert [value for chunk in stream.follow(mode=mode) for value in chunk.json()] == list(range(6))
         writer.join()
 
 

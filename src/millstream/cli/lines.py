@@ -62,7 +62,10 @@ def _open(options: argparse.Namespace) -> Iterator[BinaryIO]:
 
 def _size(source: BinaryIO) -> int:
     """How long the input is; 0 if nobody can know."""
-    status = os.fstat(source.fileno())
+    try:
+        status = os.fstat(source.fileno())
+    except OSError:
+        return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 

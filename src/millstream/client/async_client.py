@@ -263,11 +263,11 @@ class AsyncBucket:
     async def info(self) -> BucketInfo:
         return await self._client.call(calls.bucket_info(self.name))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[StreamEntry]:
+    async def list(self, prefix: str = "", *, page_size: int = calls.PAGE_STREAMS_MAX) -> AsyncIterator[StreamEntry]:
         """The bucket's streams in the order of their names, fetched page by page."""
         after: str | None = None
         while True:
-            entries, after = await self._client.call(calls.list_page(self.name, prefix, after))
+            entries, after = await self._client.call(calls.list_page(self.name, prefix, after, page_size))
             for entry in entries:
                 yield entry
             if after is None:

@@ -262,11 +262,11 @@ class Bucket:
     def info(self) -> BucketInfo:
         return self._client.call(calls.bucket_info(self.name))
 
-    def list(self, prefix: str = "") -> Iterator[StreamEntry]:
+    def list(self, prefix: str = "", *, page_size: int = calls.PAGE_STREAMS_MAX) -> Iterator[StreamEntry]:
         """The bucket's streams in the order of their names, fetched page by page."""
         after: str | None = None
         while True:
-            entries, after = self._client.call(calls.list_page(self.name, prefix, after))
+            entries, after = self._client.call(calls.list_page(self.name, prefix, after, page_size))
             yield from entries
             if after is None:
                 return
