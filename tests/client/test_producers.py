@@ -165,4 +165,4 @@ def test_nothing_is_lost_or_doubled_across_kills(connect: Connect, tmp_path: Pat
 @pytest.mark.parametrize("in_flight", [1, 2, 16])
 def test_nothing_is_lost_or_doubled_across_many_kills(connect: Connect, tmp_path: Path, in_flight: int) -> None:
     with ServerProcess(tmp_path / "data", settings=("cold.flush_interval=300ms",)) as server:
-        survive(connect(server.url), server, 30, in_flight=in_flight)
+        survive(connect(server.url), server, 12, in_flight=in_flight)
