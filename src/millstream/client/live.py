@@ -12,16 +12,17 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from millstream.client import calls
-from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Settings, ask, converse
+from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Send, Settings, ask, converse
 from millstream.client.errors import BadAnswer, BadRequest, ClientError, ConnectionFailed, error_of
 from millstream.client.events import Event, EventParser
 from millstream.client.messages import Request, Response
 from millstream.client.results import Chunk, FeedItem, FeedPage
 from millstream.client.retries import Attempts
-from millstream.protocol.content_types import JSON, is_json, is_text
+from millstream.protocol.content_types import JSON, is_json, is_text, media_type
 
 Mode: TypeAlias = Literal["auto", "sse", "long-poll"]
 MODES: Final = ("auto", "sse", "long-poll")
+EVENT_STREAM: Final = "text/event-stream"
 
 
 class Position:
@@ -53,13 +54,8 @@ def follow(
     mode = chosen_mode(mode, content_type)
     cursor: str | None = None
     while not position.closed:
-        target = calls.with_query(path, offset=position.offset, live=mode, cursor=cursor)
-        if mode == "sse":
-            answer = yield from ask(Request("GET", target), settings, Open)
-        else:
-            answer = yield from ask(Request("GET", target), settings, is_live=True)
-        if isinstance(answer, Response) and answer.status >= 400:
-            answer = error_of(answer)
+        request = Request("GET", calls.with_query(path, offset=position.offset, live=mode, cursor=cursor))
+        answer = yield from _ask(request, mode, settings)
         ending: ClientError | None = None
         if isinstance(answer, ClientError):
             ending = answer
@@ -71,6 +67,18 @@ def follow(
                 yield from _answer(answer, position, content_type, attempts)
         if ending is not None:
             yield Pause(attempts.pause_after(ending))
+
+
+def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Response | ClientError]:
+    """One live request: the head of an event stream, or the whole answer to a long-poll."""
+    answer = yield from ask(request, settings, Open if mode == "sse" else Send, is_live=True)
+    if isinstance(answer, ClientError):
+        return answer
+    if answer.status >= 400:
+        return error_of(request, answer)
+    if mode == "sse" and media_type(answer.headers.get("content-type", "")) != EVENT_STREAM:
+        return BadAnswer("the answer is no event stream", hint="follow with long-poll if a proxy stands in the way")
+    return answer
 
 
 def _answer(answer: Response, position: Position, content_type: str, attempts: Attempts) -> Conversation[None]:
@@ -199,12 +207,7 @@ def follow_feed(bucket: str, position: Position, prefix: str, mode: Mode, settin
     mode = chosen_mode(mode, JSON)
     while True:
         call = calls.feed_page(bucket, position.offset or None, prefix, None, calls.NDJSON, mode)
-        if mode == "sse":
-            answer = yield from ask(call.request, settings, Open)
-        else:
-            answer = yield from ask(call.request, settings, is_live=True)
-        if isinstance(answer, Response) and answer.status >= 400:
-            answer = error_of(answer)
+        answer = yield from _ask(call.request, mode, settings)
         ending: ClientError | None = None
         if isinstance(answer, ClientError):
             ending = answer
