@@ -27,9 +27,11 @@ class Typist:
         self.doc = Doc({"text": Text()})
         self.updates: list[bytes] = []
         self._subscription = self.doc.observe(lambda event: self.updates.append(event.update))
+        self._length = 0
 
     def type(self, text: str) -> bytes:
-        self.doc["text"].insert(len(str(self.doc["text"])), text)
+        self.doc["text"].insert(self._length, text)
+        self._length += len(text)
         return self.updates[-1]
 
     @property

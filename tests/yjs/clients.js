@@ -10,18 +10,18 @@ import { YjsProvider } from "@durable-streams/y-durable-streams"
 const clients = new Map()
 
 const commands = {
-  open({ id, baseUrl, docId, liveMode, headers, connect }) {
+  open({ id, baseUrl, docId, liveMode, headers }) {
     const doc = new Y.Doc()
     const awareness = new Awareness(doc)
-    const provider = new YjsProvider({ doc, baseUrl, docId, awareness, liveMode, headers, connect })
+    const provider = new YjsProvider({ doc, baseUrl, docId, awareness, liveMode, headers })
     const client = { doc, awareness, provider, errors: [] }
     provider.on("error", (error) => client.errors.push(String(error)))
     clients.set(id, client)
     return doc.clientID
   },
-  async load({ id, baseUrl, docId }) {
+  async load({ id, ...options }) {
     const started = performance.now()
-    const clientID = commands.open({ id, baseUrl, docId })
+    const clientID = commands.open({ id, ...options })
     await until(() => clients.get(id).provider.synced, 60_000)
     return { clientID, milliseconds: performance.now() - started }
   },
@@ -44,17 +44,13 @@ const commands = {
   errors({ id }) {
     return clients.get(id).errors
   },
-  async connect({ id }) {
-    await clients.get(id).provider.connect()
-  },
-  // What was typed while disconnected is the application's to send: the provider sends what happens while connected.
-  async reconnect({ id, baseUrl, docId }) {
+  // The provider sends what happens while it is connected; what happened before is the application's to send again.
+  async reconnect({ id }) {
     const { doc, provider } = clients.get(id)
-    const before = Y.encodeStateVector(doc)
+    await until(() => provider.connected || !provider.connecting, 20_000)
     await provider.connect()
     await until(() => provider.synced, 20_000)
-    const missed = Y.encodeStateAsUpdate(doc, before)
-    return missed.length
+    doc.emit("update", [Y.encodeStateAsUpdate(doc), "application", doc])
   },
   async disconnect({ id }) {
     await clients.get(id).provider.disconnect()
@@ -62,8 +58,8 @@ const commands = {
   async flush({ id }) {
     await clients.get(id).provider.flush()
   },
-  async waitSynced({ id, milliseconds }) {
-    await until(() => clients.get(id).provider.synced, milliseconds)
+  async waitDisconnected({ id, milliseconds }) {
+    await until(() => !clients.get(id).provider.connected, milliseconds)
   },
   async waitText({ id, text, milliseconds }) {
     await until(() => commands.text({ id }) === text, milliseconds, () => commands.text({ id }))

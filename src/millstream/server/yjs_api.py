@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from millstream.errors import InvalidRequest, MillstreamError, NotFound
+from millstream.errors import InvalidRequest, MillstreamError, NotFound, ProducerFenced
 from millstream.protocol.content_types import OCTET_STREAM, media_type
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
@@ -172,18 +172,31 @@ class YjsApi:
     # -- writing (§5.4, §5.6) ----------------------------------------------------------------------------------
 
     def write(self, request: Request, document: Document) -> None:
-        request.headers = {b"content-type": OCTET_STREAM.encode(), **request.headers}
+        says_goodbye = b"stream-closed" in request.headers and not request.body
+        _adapt_headers(request)
         name = parse_query(request.query).get("awareness")
         if name is not None:
             self._write_awareness(request, document, name)
             return
+        stream = self._find(document)
+        if says_goodbye:
+            self._say_goodbye(request, stream)
+            return
         check_updates(request.body)
+        if stream is not None:
+            _check_session(request, stream)
         _after_success(request, partial(self._on_existing, document.key, self.compactor.consider))
         append = partial(self._streams.append, request, document.key)
-        if self._settings.implicit_create and self._existing(document.key) is None:
+        if stream is None:
             self._create_then(request, CreateStream(document.key, OCTET_STREAM), append)
         else:
             append()
+
+    @staticmethod
+    def _say_goodbye(request: Request, stream: Stream | None) -> None:
+        """A client that leaves ends its producer by closing the stream. It does not mean the document."""
+        tail = format_offset(stream.tail if stream is not None else START)
+        request.reply(Response(204, b"stream-next-offset: %b\r\n" % tail.encode()))
 
     def _write_awareness(self, request: Request, document: Document, name: str) -> None:
         key = document.awareness_key(name)
@@ -204,7 +217,7 @@ class YjsApi:
     # -- the document itself ---------------------------------------------------------------------------------
 
     def create(self, request: Request, document: Document) -> None:
-        request.headers = {b"content-type": OCTET_STREAM.encode(), **request.headers}
+        _adapt_headers(request)
         content_type = request.headers[b"content-type"].decode("latin-1")
         if media_type(content_type) != OCTET_STREAM:
             raise InvalidRequest(f"a document holds {OCTET_STREAM}, not {content_type[:80]!r}")
@@ -276,6 +289,28 @@ class YjsApi:
                 request.reply(error_response(error))
 
         self._shard.create(command, created)
+
+
+def _adapt_headers(request: Request) -> None:
+    """Without a content type it is the one that documents have; and documents are never closed."""
+    headers = {b"content-type": OCTET_STREAM.encode(), **request.headers}
+    headers.pop(b"stream-closed", None)
+    request.headers = headers
+
+
+def _check_session(request: Request, stream: Stream) -> None:
+    """Have a producer that starts over claim a new epoch.
+
+    A client that reconnects counts from 0 again under its old name and epoch: by the base protocol's rule (§5.2.1)
+    its updates would pass for repetitions and be dropped. Being told of its old epoch, it takes the next. At worst an
+    update is stored twice, which Yjs does not mind.
+    """
+    producer_id, seq = request.header(b"producer-id"), request.header(b"producer-seq")
+    state = stream.producer(producer_id) if producer_id is not None and seq == "0" else None
+    if state is not None and request.header(b"producer-epoch") == str(state.epoch):
+        raise ProducerFenced(
+            f"producer {producer_id!r} has written in epoch {state.epoch} already", current_epoch=state.epoch
+        )
 
 
 def _after_success(request: Request, then: Callable[[], None]) -> None:
