@@ -277,7 +277,7 @@ def test_snapshots_lose_nothing_of_updates_that_arrive_out_of_order() -> None:
 def test_requests_do_not_wait_for_a_compaction(tmp_path: Path) -> None:
     """What a request takes while a document is compacted is a small part of what the compaction takes."""
     typist = Typist()
-    updates = [typist.type("word ") for _ in range(20_000)]
+    updates = [typist.type("word ") for _ in range(6_000)]
     body = b"".join(map(frame_update, updates))
     with ServerProcess(tmp_path / "data", settings=(f"yjs.compaction_threshold={len(body)}",)) as server:
         document = DocumentClient(service(server), "plan")

@@ -20,6 +20,7 @@ from millstream.protocol.keys import (
 )
 from millstream.server.bucket_api import BucketApi
 from millstream.server.error_map import error_response, problem
+from millstream.server.examples import EXAMPLES_ROOT, Examples
 from millstream.server.feed_api import FeedApi
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
@@ -98,6 +99,7 @@ class Application:
         self.readers = LiveReaders(shard, limits)
         self.subscriptions = SubscriptionApi(shard)
         self.yjs = YjsApi(shard, self.readers, yjs or YjsSettings())
+        self.examples: Examples | None = None
         self._machine = shard.machine
         self._stream_methods = StreamApi(shard, self.readers).methods
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
@@ -123,6 +125,9 @@ class Application:
         if request.path.startswith(YJS_ROOT):
             self.yjs.adopt(request)
         try:
+            if self.examples is not None and request.path.startswith(EXAMPLES_ROOT):
+                self.examples.serve(request)
+                return
             found = route(request.path)
             if found.key is not None:
                 handler = self._stream_methods.get(request.method)

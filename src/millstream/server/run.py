@@ -20,6 +20,7 @@ from millstream.errors import ConfigurationError
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.server.app import Application
+from millstream.server.examples import Examples
 from millstream.server.limits import HttpLimits, ReadLimits
 from millstream.server.native import NativeServer
 from millstream.server.yjs_api import YjsSettings
@@ -172,12 +173,16 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
     return listening
 
 
-async def serve(config: Config, announce: Callable[[str], None], *, node: Node | None = None) -> None:
+async def serve(
+    config: Config, announce: Callable[[str], None], *, node: Node | None = None, examples: Path | None = None
+) -> None:
     """Run until SIGTERM or SIGINT, then stop in order."""
+    pages = Examples(examples) if examples is not None else None
     listening = open_listener(config.server.listen)
     try:
         node = node or Node(config)
         app = await node.start()
+        app.examples = pages
     except BaseException:
         listening.close()
         raise
@@ -211,6 +216,8 @@ async def serve(config: Config, announce: Callable[[str], None], *, node: Node |
         f"millstream listens on http://{f'[{host}]' if ':' in host else host}:{port}, keeps its data in"
         f" {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after fdatasync (group commit)"
     )
+    for path in pages.paths if pages is not None else []:
+        announce(f"an example to try: http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     await stopped.wait()
     await server.stop(config.server.stop_timeout)
     await node.stop()
