@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -291,3 +292,27 @@ def test_requests_do_not_wait_for_a_compaction(tmp_path: Path) -> None:
         assert sorted(waits)[len(waits) // 2] < took / 5
         assert document.load() == typist.text
         document.http.close()
+
+
+def test_the_readme_snippet_opens_a_document(yjs_server: ServerProcess, tmp_path: Path) -> None:
+    readme = (FOLDER.parents[1] / "README.md").read_text().replace("http://127.0.0.1:4437", yjs_server.url)
+    snippet = next(block for block in re.findall(r"```js\n(.*?)```", readme, re.DOTALL) if "YjsProvider" in block)
+    script = FOLDER / f".readme-{tmp_path.name}.mjs"  # where the provider is installed
+    script.write_text(
+        snippet
+        + """
+provider.on("synced", async (synced) => {
+  if (!synced) return
+  doc.getText("text").insert(0, "hello")
+  await provider.flush()
+  process.exit(0)
+})
+"""
+    )
+    try:
+        subprocess.run(["node", str(script)], check=True, timeout=60)
+    finally:
+        script.unlink()
+    document = DocumentClient(f"{yjs_server.url}/v1/yjs/notes", "plan")
+    assert document.load() == "hello"
+    document.http.close()
