@@ -70,6 +70,16 @@ def _url(value: object) -> str | None:
     return str(value)
 
 
+def _flag(value: object) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError
+    return str(value).lower() == "true"
+
+
+def _retention(value: object) -> float | None:
+    return None if value == "forever" else _duration(value)
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError
@@ -106,6 +116,8 @@ SOME_TIME: Final = Kind(_at_least_one(_duration), "a duration such as 500ms or 3
 AT_LEAST_ONE: Final = Kind(_at_least_one(_count), "a whole number, 1 or more")
 ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
 PATH: Final = Kind(_path, "a path")
+FLAG: Final = Kind(_flag, "true or false")
+RETENTION: Final = Kind(_retention, "forever, or a duration such as 30d")
 URL: Final = Kind(_url, "a URL without a path, such as https://streams.example.com")
 
 
@@ -206,6 +218,23 @@ class ReadSection:
 
 
 @dataclass(frozen=True, slots=True)
+class YjsSection:
+    """Yjs documents."""
+
+    implicit_create: bool = setting(
+        "true", FLAG, "Whether the first write makes a document; if not, PUT must, and all else is 404 before it."
+    )
+    compaction_threshold: int = setting(
+        "1MiB", SOME_SIZE, "Bytes of updates since the last snapshot at which a new one is made."
+    )
+    retention: float | None = setting(
+        "forever", RETENTION, "How old updates get that a snapshot stands for; older ones go when a new one is made."
+    )
+    awareness_ttl: float = setting("1h", SOME_TIME, "How long an awareness stream stays that nobody uses.")
+    long_poll_timeout: float = setting("60s", SOME_TIME, "How long a long-poll on a document waits for updates.")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
@@ -213,6 +242,7 @@ class Config:
     cold: ColdSection = field(default_factory=ColdSection)
     http: HttpSection = field(default_factory=HttpSection)
     read: ReadSection = field(default_factory=ReadSection)
+    yjs: YjsSection = field(default_factory=YjsSection)
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
@@ -222,6 +252,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "cold": ColdSection,
     "http": HttpSection,
     "read": ReadSection,
+    "yjs": YjsSection,
 }
 
 

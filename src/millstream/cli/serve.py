@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -19,6 +20,14 @@ def add_parser(commands: Any) -> None:
         "serve", help="run a server", description="Run a server until SIGTERM or SIGINT."
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:4437)")
+    parser.add_argument(
+        "--examples",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        const=Path("examples"),
+        help="serve the examples built in DIR (default ./examples) below /examples/",
+    )
     add_configuration(parser)
     parser.set_defaults(run=run)
 
@@ -30,5 +39,5 @@ def run(options: argparse.Namespace) -> int:
     gc.set_threshold(50_000, 20, 50)
     # A log thread that has finished a sync should not wait long for its turn to say so.
     sys.setswitchinterval(0.0005)
-    uvloop.run(serve(config, lambda line: print(line, flush=True)))
+    uvloop.run(serve(config, lambda line: print(line, flush=True), examples=options.examples))
     return 0

@@ -20,6 +20,7 @@ from millstream.protocol.keys import (
 )
 from millstream.server.bucket_api import BucketApi
 from millstream.server.error_map import error_response, problem
+from millstream.server.examples import EXAMPLES_ROOT, Examples
 from millstream.server.feed_api import FeedApi
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
@@ -28,7 +29,9 @@ from millstream.server.snapshot_api import SnapshotApi
 from millstream.server.stats_api import StatsApi
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
+from millstream.server.yjs_api import YjsApi, YjsSettings
 from millstream.shard.shard import Shard
+from millstream.yjs.names import YJS_ROOT, Document, parse_document
 
 logger = logging.getLogger("millstream.server")
 
@@ -66,6 +69,8 @@ def _route(path: bytes) -> Route:
         if path == _CONTROL_ROOT or path.startswith(_CONTROL_ROOT + b"/"):
             return Route("control")
         return Route("stream", key=stream_key_of(path))
+    if path.startswith(YJS_ROOT):
+        return Route("yjs", (parse_document(path),))
     segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]
     head, *rest = segments
     if head in RESERVED_BUCKETS or not head:
@@ -90,9 +95,11 @@ def _route(path: bytes) -> Route:
 
 
 class Application:
-    def __init__(self, shard: Shard, limits: ReadLimits) -> None:
+    def __init__(self, shard: Shard, limits: ReadLimits, yjs: YjsSettings | None = None) -> None:
         self.readers = LiveReaders(shard, limits)
         self.subscriptions = SubscriptionApi(shard)
+        self.yjs = YjsApi(shard, self.readers, yjs or YjsSettings())
+        self.examples: Examples | None = None
         self._machine = shard.machine
         self._stream_methods = StreamApi(shard, self.readers).methods
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
@@ -115,7 +122,12 @@ class Application:
 
     def handle(self, request: Request) -> None:
         """Answer a request, now or later, whatever happens."""
+        if request.path.startswith(YJS_ROOT):
+            self.yjs.adopt(request)
         try:
+            if self.examples is not None and request.path.startswith(EXAMPLES_ROOT):
+                self.examples.serve(request)
+                return
             found = route(request.path)
             if found.key is not None:
                 handler = self._stream_methods.get(request.method)
@@ -134,6 +146,8 @@ class Application:
             request.reply(_PREFLIGHT)
         elif found.key is not None:
             request.reply(_method_not_allowed(request.method, self._stream_methods))
+        elif found.kind == "yjs":
+            self._handle_document(request, found.arguments[0])
         elif found.kind == "control":
             self.subscriptions.handle(request)
         elif found.kind == "reserved":
@@ -147,6 +161,13 @@ class Application:
                 request.reply(_method_not_allowed(request.method, methods))
             else:
                 handler(request, *found.arguments)
+
+    def _handle_document(self, request: Request, document: Document) -> None:
+        handler = self.yjs.methods.get(request.method)
+        if handler is None:
+            request.reply(_method_not_allowed(request.method, self.yjs.methods))
+        else:
+            handler(request, document)
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
         """Where a request's body should go while it arrives, if not into memory; and how large it may be."""

@@ -73,3 +73,34 @@ def problem(
         error["hint"] = hint
     error.update(details)
     return Response(status, b"content-type: application/json\r\n" + fields, msgspec.json.encode({"error": error}))
+
+
+# The Yjs protocol has codes of its own (its §10); what it does not name keeps our word for it.
+_YJS_CODES: dict[int, str] = {
+    400: "INVALID_REQUEST",
+    401: "UNAUTHORIZED",
+    403: "UNAUTHORIZED",
+    404: "DOCUMENT_NOT_FOUND",
+    405: "INVALID_REQUEST",
+    410: "OFFSET_EXPIRED",
+    429: "RATE_LIMITED",
+}
+# Statuses that mean one thing there may mean several here.
+_YJS_CODES_BY_OURS = {
+    Gone.code: "DOCUMENT_NOT_FOUND",
+    ProducerFenced.code: "PRODUCER_FENCED",
+    "snapshot_not_found": "SNAPSHOT_NOT_FOUND",
+}
+
+
+def yjs_error(response: Response) -> Response:
+    """An error as the Yjs protocol words it."""
+    assert isinstance(response.body, bytes)
+    error: dict[str, object] = msgspec.json.decode(response.body)["error"]
+    code, status = str(error["code"]), response.status
+    if code == Gone.code:
+        status = 404
+    error["code"] = _YJS_CODES_BY_OURS.get(code) or _YJS_CODES.get(status, code.upper())
+    if status == 410:
+        error["hint"] = "start again with offset=snapshot"
+    return Response(status, response.fields, msgspec.json.encode({"error": error}))

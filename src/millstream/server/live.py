@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from copy import copy
 from typing import Any, TypeVar
 
 from millstream.errors import MillstreamError, Unavailable
@@ -36,6 +37,12 @@ class LiveReaders:
         self.live: set[LongPoll | Follower] = set()
         # The events encoded last: after an append nearly every follower of the stream asks for the same ones.
         self._encoded: tuple[tuple[int, int, int, bool, str], bytes] = ((0, 0, 0, False, ""), b"")
+
+    def with_limits(self, limits: ReadLimits) -> LiveReaders:
+        """The same readers, counted and ended together, under other limits."""
+        readers = copy(self)
+        readers.limits = limits
+        return readers
 
     def check_room(self, topic: Topic) -> None:
         if (

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import fcntl
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,14 +20,17 @@ from millstream.errors import ConfigurationError
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.server.app import Application
+from millstream.server.examples import Examples
 from millstream.server.limits import HttpLimits, ReadLimits
 from millstream.server.native import NativeServer
+from millstream.server.yjs_api import YjsSettings
 from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.yjs.compaction import CompactionLimits, is_possible
 
 logger = logging.getLogger("millstream")
 
@@ -117,6 +121,7 @@ class Node:
                 live_readers_per_stream_max=read.live_readers_per_stream_max,
                 snapshot_bytes_max=read.snapshot_bytes_max,
             ),
+            yjs_settings(self.config),
         )
         self.app.subscriptions.wakes.resume()
         return self.app
@@ -124,6 +129,7 @@ class Node:
     async def stop(self) -> None:
         if self.app is not None:
             await self.app.subscriptions.stop()
+            await self.app.yjs.compactor.stop()
         await self.shard.stop()
         self._directory.release()
 
@@ -141,6 +147,16 @@ def object_store_settings(config: Config) -> ObjectStoreSettings:
         if name.startswith(prefix)
     }
     return ObjectStoreSettings(cold.backend, path, options)
+
+
+def yjs_settings(config: Config) -> YjsSettings:
+    yjs = config.yjs
+    return YjsSettings(
+        implicit_create=yjs.implicit_create,
+        awareness_ttl_seconds=math.ceil(yjs.awareness_ttl),
+        long_poll_seconds=yjs.long_poll_timeout,
+        compaction=CompactionLimits(yjs.compaction_threshold, yjs.retention, config.read.snapshot_bytes_max),
+    )
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
@@ -163,12 +179,16 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
     return listening
 
 
-async def serve(config: Config, announce: Callable[[str], None], *, node: Node | None = None) -> None:
+async def serve(
+    config: Config, announce: Callable[[str], None], *, node: Node | None = None, examples: Path | None = None
+) -> None:
     """Run until SIGTERM or SIGINT, then stop in order."""
+    pages = Examples(examples) if examples is not None else None
     listening = open_listener(config.server.listen)
     try:
         node = node or Node(config)
         app = await node.start()
+        app.examples = pages
     except BaseException:
         listening.close()
         raise
@@ -195,11 +215,15 @@ async def serve(config: Config, announce: Callable[[str], None], *, node: Node |
         loop.add_signal_handler(number, stopped.set)
     for notice in node.shard.notices:
         logger.info(notice)
+    if not is_possible():
+        logger.info("Yjs documents are served but not compacted: pycrdt is missing, pip install 'millstream[yjs]'")
     host, port = listening.getsockname()[:2]
     announce(
         f"millstream listens on http://{f'[{host}]' if ':' in host else host}:{port}, keeps its data in"
         f" {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after fdatasync (group commit)"
     )
+    for path in pages.paths if pages is not None else []:
+        announce(f"an example to try: http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     await stopped.wait()
     await server.stop(config.server.stop_timeout)
     await node.stop()

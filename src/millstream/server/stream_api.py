@@ -142,7 +142,9 @@ class StreamApi:
     # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
 
     def read(self, request: Request, key: StreamKey) -> None:
-        query = parse_query(request.query)
+        self.read_query(request, key, parse_query(request.query))
+
+    def read_query(self, request: Request, key: StreamKey, query: dict[str, str]) -> None:
         token = query.get("offset")
         if token is None and "cursor" in query and _is_offset(query["cursor"]):
             token = query["cursor"]  # a cursor may stand in for the offset, if it is one

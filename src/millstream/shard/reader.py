@@ -7,8 +7,8 @@ rule, so a response is the same wherever its bytes lie.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from typing import Final, NamedTuple
 
 from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.machine import StateMachine
@@ -16,6 +16,8 @@ from millstream.streams.state import Stream
 from millstream.tiers.catalog import FoundExtent
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
+
+EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
 
 class ReadResult(NamedTuple):
@@ -161,6 +163,31 @@ class Reader:
                 return Survey(is_boundary, _up_to(messages, offset, bound))
             rows = await self._cold.rows_at(owner.incarnation, end)
             first = rows.first
+
+    def hot_boundary(self, stream: Stream, offset: int) -> int:
+        """The last boundary up to an offset, among what is in memory; the earliest offset if none of it is."""
+        tail = self._hot.tails.get(stream.incarnation)
+        return stream.earliest if tail is None else tail.message_start(bisect_right(tail.ends, offset))
+
+    def oldest_since(self, stream: Stream, at_ms: int, limit: int) -> int:
+        """A boundary up to `limit` before which all messages are older than a time. Of cold ones only the time of
+        their segment is known, so some older ones may lie behind it. What a fork shares with its source stays."""
+        offset = stream.earliest
+        for _ in range(EXTENTS_LOOKED_AT_MAX):
+            if offset >= limit:
+                return limit
+            owner, _ = self._owner(stream, offset)
+            if owner is not stream:
+                break
+            if self._is_hot_in(stream, offset):
+                tail = self._hot.tails[stream.incarnation]
+                first = bisect_left(tail.times, at_ms, bisect_right(tail.ends, offset))
+                return min(tail.message_start(first), limit)
+            extent = self._cold.extent_at(stream.incarnation, offset)
+            if self._cold.last_at_ms(extent) >= at_ms:
+                break
+            offset = extent.row.offset_end
+        return offset
 
     def resolve_fork(self, source: Stream, offset: int, sub_offset: int, survey: Survey) -> tuple[int, list[bytes]]:
         """The boundary a fork shares its source up to, and the message that starts it if one is cut in two.

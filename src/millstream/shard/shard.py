@@ -40,6 +40,7 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
 )
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Blobs, Upload, blob_name
@@ -352,9 +353,20 @@ class Shard:
         self.alone(("bucket", name), action, reply)
 
     def publish_snapshot(
-        self, key: StreamKey, offset: int, content_type: str, upload: Upload, reply: Reply, *, trims: bool = True
+        self,
+        key: StreamKey,
+        offset: int,
+        content_type: str,
+        upload: Upload,
+        reply: Reply,
+        *,
+        trims: bool = True,
+        incarnation: int | None = None,
     ) -> None:
-        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile."""
+        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile.
+
+        With an incarnation, only if the stream of that name is still that one.
+        """
         name = ""
 
         def finish(outcome: object) -> None:
@@ -378,6 +390,8 @@ class Shard:
 
         def publish(done: Reply) -> None:
             stream = self.get(key)
+            if incarnation not in (None, stream.incarnation):
+                raise NotFound(f"stream {key} was deleted and made anew meanwhile")
             self.machine.check_snapshot(stream, offset)
             snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
             record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
@@ -390,6 +404,10 @@ class Shard:
             return
         name = blob_name(key, offset, self.clock.random_bytes(8))
         self.errand(store(), durable)
+
+    def trim(self, stream: Stream, offset: int, reply: Reply) -> None:
+        """Give up what lies before a message boundary; the reply gets None or an error."""
+        self.submit(StreamTrimmed(stream.incarnation, self.clock.now_ms(), offset), reply)
 
     def errand(
         self, work: Coroutine[Any, Any, None], done: Callable[[MillstreamError | None], None] | None = None

@@ -24,6 +24,7 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
     SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
@@ -58,6 +59,7 @@ class StateMachine(Checks):
             SubscriptionChanged: self._subscription_changed,
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
+            StreamTrimmed: self._stream_trimmed,
         }
 
     def apply(self, record: AnyRecord, position: int) -> Stream | None:
@@ -179,6 +181,13 @@ class StateMachine(Checks):
             stream.earliest = record.snapshot.offset
         stream.last_write_at_ms = record.at_ms
         stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
+        return stream
+
+    def _stream_trimmed(self, record: StreamTrimmed, position: int) -> Stream | None:
+        stream = self.by_incarnation(record.stream)
+        if stream is not None and record.earliest > stream.earliest:
+            self._change(stream)
+            stream.earliest = record.earliest
         return stream
 
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:

@@ -198,6 +198,14 @@ class SegmentSealed(Record, frozen=True, tag=12):
     segments: list[SegmentRef]
 
 
+class StreamTrimmed(Record, frozen=True, tag=14):
+    """What came before `earliest`, a message boundary, is given up."""
+
+    stream: int
+    at_ms: int
+    earliest: int
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -211,6 +219,7 @@ AnyRecord = (
     | SubscriptionChanged
     | SnapshotPublished
     | SegmentSealed
+    | StreamTrimmed
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -111,6 +111,10 @@ class ColdTier:
             raise Corrupt(f"incarnation {incarnation} lacks its messages from offset {offset}")
         return extent
 
+    def last_at_ms(self, extent: FoundExtent) -> int:
+        """When the last message of an extent's segment was appended."""
+        return self._segment(extent.row.segment).last_at_ms
+
     async def messages(self, extent: FoundExtent, offset: int, bound: int) -> list[bytes]:
         """The messages of an extent that lie beyond an offset and end by a bound."""
         rows = ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
