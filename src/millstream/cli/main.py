@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from millstream import __version__
-from millstream.cli import cold, restore, serve
+from millstream.cli import cold, restore, serve, token
 from millstream.errors import MillstreamError
 
-COMMANDS = (serve, restore, cold)
+COMMANDS = (serve, restore, cold, token)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
