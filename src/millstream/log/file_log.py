@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from millstream.clock import Clock
+from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import Corrupt, MillstreamError, OutcomeUnknown, Unavailable
 from millstream.log.disk import ALLOCATION_BYTES, Disk
 from millstream.log.frames import (
@@ -30,6 +30,7 @@ from millstream.log.frames import (
     find_frame,
 )
 from millstream.log.interface import Done, LogBatch
+from millstream.measures import SYNC_SECONDS, Histogram
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
 
@@ -45,12 +46,14 @@ class FileLog:
         shard: int = 0,
         segment_bytes: int = SEGMENT_BYTES_DEFAULT,
         disk: Disk | None = None,
+        sync_seconds: Histogram | None = None,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._shard = shard
         self._segment_bytes = segment_bytes
         self._disk = disk or Disk()
+        self._sync_seconds = sync_seconds or Histogram(SYNC_SECONDS)
         self.notices: list[str] = []
         self.failure: str | None = None
         self._descriptor = -1
@@ -161,6 +164,7 @@ class FileLog:
                 self._allocated = self._end + size
         except OSError as error:
             return self._undo_write(error)
+        started = monotonic_seconds()
         try:
             self._disk.write_durably(self._descriptor, frame, self._end)
         except OSError as error:
@@ -168,6 +172,7 @@ class FileLog:
             # would report success for bytes that are not there.
             self.failure = f"fdatasync failed: {error.strerror}"
             return _stopped(self.failure)
+        self._sync_seconds.observe(monotonic_seconds() - started)
         self._end += len(frame)
         return None
 
