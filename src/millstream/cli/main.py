@@ -17,7 +17,7 @@ from millstream.cli.terminal import Style
 from millstream.errors import MillstreamError
 
 # Each is a module of this package. Only the one that is asked for is imported: some bring the whole server.
-COMMANDS = ("serve", "streams", "buckets", "snapshot", "status", "doctor", "restore", "cold", "completion")
+COMMANDS = ("serve", "streams", "buckets", "snapshot", "status", "doctor", "restore", "cold", "token", "completion")
 
 
 def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import msgspec
 from millstream.errors import (
     Conflict,
     Corrupt,
+    Forbidden,
     Gone,
     InvalidRequest,
     MillstreamError,
@@ -18,6 +19,7 @@ from millstream.errors import (
     ProducerFenced,
     SequenceGap,
     StreamClosed,
+    TooManyRequests,
     Unauthorized,
     Unavailable,
 )
@@ -34,10 +36,16 @@ _STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
     (Conflict, 409),
     (ProducerFenced, 403),
     (Unauthorized, 401),
+    (Forbidden, 403),
+    (TooManyRequests, 429),
     (Unavailable, 503),
     (OutcomeUnknown, 503),
     (Corrupt, 500),
 )
+
+# RFC 6750 §3: no error code where no credentials were shown.
+_CHALLENGE = b'Bearer realm="millstream"'
+_CHALLENGES = {"invalid_token": _CHALLENGE + b', error="invalid_token"'}
 
 
 def status_of(error: MillstreamError) -> int:
@@ -57,10 +65,12 @@ def error_response(error: MillstreamError) -> Response:
         )
     elif isinstance(error, OffsetTrimmed):
         fields += b"stream-earliest-offset: %b\r\n" % format_offset(error.earliest).encode()
-    elif isinstance(error, Unavailable):
+    elif isinstance(error, Unavailable | TooManyRequests):
         fields += b"retry-after: %d\r\n" % error.retry_after_seconds
     elif isinstance(error, Unauthorized):
-        fields += b"www-authenticate: Bearer\r\n"
+        fields += b"www-authenticate: %b\r\n" % (_CHALLENGES.get(error.code, _CHALLENGE))
+    elif isinstance(error, Forbidden):
+        fields += b'www-authenticate: %b, error="insufficient_scope"\r\n' % _CHALLENGE
     return problem(status_of(error), error.code, error.message, hint=error.hint, fields=fields, **error.details)
 
 

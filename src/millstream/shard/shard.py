@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from millstream.clock import Clock
+from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
 from millstream.log.interface import Log
+from millstream.measures import ShardMeasures
 from millstream.protocol.keys import StreamKey
 from millstream.shard.committer import Batch, Committer, Reply
 from millstream.shard.feed import Feed
@@ -91,8 +92,10 @@ class Shard:
         hot_bytes_max: int,
         flush_limits: FlushLimits,
         reclaim_grace_seconds: float,
+        measures: ShardMeasures | None = None,
     ) -> None:
         self.clock = clock
+        self.measures = measures or ShardMeasures()
         self._log = log
         self._catalog = catalog
         self.hot_bytes_max = hot_bytes_max
@@ -104,8 +107,11 @@ class Shard:
         self.blobs = blobs
         self._publisher = Publisher(self.machine, self.hot, self.journals)
         recovered = recover(log, catalog, self.machine, self._publisher)
+        self.hot.published_bytes = self.hot.published_messages = 0  # what is replayed was counted when it came
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
-        self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch, self._is_quiet)
+        self.committer = Committer(
+            log, recovered.next_position, self._apply_batch, self._undo_batch, self._is_quiet, self.measures
+        )
         self._reads = 0
         self.reader = Reader(self.machine, self.hot, cold)
         self.listing = Listing(self.machine, catalog)
@@ -115,11 +121,13 @@ class Shard:
             self.machine, self.hot, self.journals, catalog, cold, blobs, log, self.committer, clock, flush_limits
         )
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
+        self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
         self._changed: dict[int, Stream] = {}
-        self._woken: deque[tuple[Topic, Listener]] = deque()
+        self._woken: deque[tuple[Topic, Listener, float]] = deque()
+        self._changed_at = 0.0
         self._is_waking = False
         self._refused_at_ms = 0
         self._touched: dict[int, int] = {}
@@ -146,7 +154,7 @@ class Shard:
             loop.create_task(self._reclaimer.run_forever()),
         ]
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_seconds: float | None = None) -> None:
         """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
         for task in (*self._tasks, *self._errands):
             task.cancel()
@@ -155,7 +163,10 @@ class Shard:
             if self.committer.failure is None:
                 self._flush_touches()
                 await self.committer.drain()
-                await self.flusher.flush()
+                async with asyncio.timeout(timeout_seconds):
+                    await self.flusher.flush()
+        except TimeoutError:
+            logger.warning("the last flush took too long and is given up; the log keeps everything")
         except Exception as error:
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
@@ -189,6 +200,7 @@ class Shard:
     def _backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
         self._refused_at_ms = self.clock.now_ms()
+        self.measures.backpressure_refusals += 1
         reason = self.backpressure_reason()
         return Unavailable(
             f"the memory for recent messages is used up: {reason}",
@@ -467,12 +479,14 @@ class Shard:
 
     def _apply_batch(self, batch: Batch) -> None:
         changed: dict[int, Stream] = {}
+        appends = 0
         apply, publisher = self.machine.apply, self._publisher
         for record, position, _, _ in batch.entries:
             if record is None:
                 continue
             stream = apply(record, position)
             if type(record) is Appended:
+                appends += 1
                 if stream is not None:
                     publisher.appended(record, position, stream)
             else:
@@ -481,9 +495,12 @@ class Shard:
                     self._watch_deadline(stream)
             if stream is not None:
                 changed[stream.incarnation] = stream
+        self.measures.appends += appends
         if changed:
             if len(changed) == 1 and self._listeners:
                 self._wake_few(next(iter(changed)))
+            if not self._changed:
+                self._changed_at = monotonic_seconds()
             self._changed |= changed
             if not self._is_waking:
                 self._is_waking = True
@@ -584,15 +601,16 @@ class Shard:
         changed, self._changed = self._changed, {}
         if self._listeners:
             for topic in [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]:
-                self._woken.extend((topic, listener) for listener in self._listeners.get(topic, ()))
+                self._woken.extend((topic, listener, self._changed_at) for listener in self._listeners.get(topic, ()))
         self.on_committed(list(changed.values()))
         self._wake_slice()
 
     def _wake_slice(self) -> None:
         for _ in range(min(WAKE_SLICE, len(self._woken))):
-            topic, listener = self._woken.popleft()
+            topic, listener, since = self._woken.popleft()
             if listener in self._listeners.get(topic, ()):  # otherwise it has had its answer meanwhile
                 self._wake_one(listener)
+                self.measures.wake_seconds.observe(monotonic_seconds() - since)
         if self._woken or self._changed:
             asyncio.get_running_loop().call_soon(self._wake if self._changed else self._wake_slice)
         else:
