@@ -192,10 +192,7 @@ class StreamApi:
         fields += _CACHE_CHUNK if result.closed or not result.up_to_date else _CACHE_TAIL
         if result.closed:
             fields += _CLOSED
-        if stream.is_json:
-            body = join_messages(result.messages)
-        else:
-            body = result.messages[0] if len(result.messages) == 1 else b"".join(result.messages)
+        body = join_messages(result.messages) if stream.is_json else b"".join(result.messages)
         return Response(200, fields + live_fields, body)
 
     def _read_now(self, request: Request, stream: Stream) -> None:
