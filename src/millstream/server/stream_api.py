@@ -200,10 +200,7 @@ class StreamApi:
         fields += self._cache_chunk if result.closed or not result.up_to_date else self._cache_tail
         if result.closed:
             fields += _CLOSED
-        if stream.is_json:
-            body = join_messages(result.messages)
-        else:
-            body = result.messages[0] if len(result.messages) == 1 else b"".join(result.messages)
+        body = join_messages(result.messages) if stream.is_json else b"".join(result.messages)
         return Response(200, fields + live_fields, body)
 
     def _read_now(self, request: Request, stream: Stream) -> None:

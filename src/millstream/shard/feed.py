@@ -194,7 +194,7 @@ class Feed:
             stream = self._machine.by_incarnation(extent.incarnation)
             if stream is None:
                 continue
-            group = await self._cold.row_group(number, extent.row_group)
+            group = await self._cold.row_group(number, extent.row_group, with_order=True)
             start, stop = extent.row_start, extent.row_start + extent.rows
             offset = extent.offset_start
             for row, payload in zip(range(start, stop), group.messages(start, stop), strict=True):

@@ -15,7 +15,7 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import FoundExtent
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier
+from millstream.tiers.hot import HotTier, Messages
 
 EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
@@ -23,7 +23,7 @@ EXTENTS_LOOKED_AT_MAX: Final = 10_000
 class ReadResult(NamedTuple):
     """`messages` of a byte stream may have been joined: only JSON streams and bootstrap need them apart."""
 
-    messages: list[bytes]
+    messages: Messages
     next_offset: int
     up_to_date: bool
     closed: bool
@@ -73,7 +73,7 @@ class Reader:
         self, stream: Stream, offset: int, bytes_max: int, *, limit: int | None = None, apart: bool = False
     ) -> ReadResult:
         """The same, from wherever the messages are, up to `limit` if one is given."""
-        messages: list[bytes] = []
+        messages: list[bytes | memoryview] = []
         tail = stream.tail if limit is None else limit
         offset = min(offset, tail)
         joined = not apart and not stream.is_json
@@ -90,19 +90,19 @@ class Reader:
                 if messages:
                     break
                 raise Corrupt(f"stream {stream.key} lacks its messages from offset {offset}")
-            messages = messages + run.messages if messages else run.messages
+            messages += run.messages
             bytes_max -= run.end - run.start
             offset = run.end
             if bytes_max <= 0:
                 break
         return ReadResult(messages, offset, offset == tail, stream.closed and offset == stream.tail)
 
-    def cut(self, stream: Stream, offset: int, tail: int) -> list[list[bytes] | ColdPiece]:
+    def cut(self, stream: Stream, offset: int, tail: int) -> list[Messages | ColdPiece]:
         """Where everything between two offsets lies at this moment: hot messages themselves, cold ones by place.
 
         Whatever is trimmed or deleted later, `fetch` still finds it: cold objects outlive what refers to them.
         """
-        pieces: list[list[bytes] | ColdPiece] = []
+        pieces: list[Messages | ColdPiece] = []
         while offset < tail:
             owner, bound = self._owner(stream, offset)
             bound = min(bound, tail)
@@ -116,8 +116,10 @@ class Reader:
                 offset = min(extent.row.offset_end, bound)
         return pieces
 
-    async def fetch(self, piece: list[bytes] | ColdPiece) -> list[bytes]:
-        return piece if isinstance(piece, list) else await self._cold.messages(piece.extent, piece.offset, piece.bound)
+    async def fetch(self, piece: Messages | ColdPiece) -> Messages:
+        if isinstance(piece, ColdPiece):
+            return await self._cold.messages(piece.extent, piece.offset, piece.bound)
+        return piece
 
     def _owner(self, stream: Stream, offset: int) -> tuple[Stream, int]:
         """Whose message comes next after this offset, and up to where that one's messages count."""
@@ -148,7 +150,7 @@ class Reader:
         if survey is not None:
             return survey
         owner, bound = self._owner(stream, offset)
-        rows = await self._cold.rows_at(owner.incarnation, offset)
+        rows = await self._cold.rows_at(owner.incarnation, offset, with_order=True)
         is_boundary = offset == rows.extent.offset_start or offset in rows.group.ends[rows.first : rows.stop]
         first = bisect_right(rows.group.ends, offset, rows.first, rows.stop)
         position = rows.group.positions[first]
@@ -161,7 +163,7 @@ class Reader:
             end = rows.group.ends[rows.stop - 1]
             if stop < rows.stop or end >= bound or self._is_hot_in(owner, end):
                 return Survey(is_boundary, _up_to(messages, offset, bound))
-            rows = await self._cold.rows_at(owner.incarnation, end)
+            rows = await self._cold.rows_at(owner.incarnation, end, with_order=True)
             first = rows.first
 
     def hot_boundary(self, stream: Stream, offset: int) -> int:

@@ -17,12 +17,15 @@ MESSAGE_OVERHEAD_BYTES: Final = 65
 TAIL_OVERHEAD_BYTES: Final = 400
 
 
+Messages = Sequence[bytes | memoryview]
+
+
 class Run(NamedTuple):
     """Consecutive whole messages of one stream: they start at `start` and end at `end`."""
 
     start: int
     end: int
-    messages: list[bytes]
+    messages: Messages
 
 
 def select(

@@ -14,13 +14,15 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from millstream.errors import Corrupt
+from millstream.errors import Corrupt, Unavailable
 from millstream.protocol.keys import StreamKey
 
 FORMAT: Final = 1
@@ -43,7 +45,9 @@ SCHEMA: Final = arrow.schema(
     ]
 )
 
-_READ_COLUMNS: Final = ["payload", "offset_end", "position", "appended_at"]
+# What a reader of one stream needs of a row group, and what the feed and a fork need besides.
+_BYTES_COLUMNS: Final = ["payload", "offset_end"]
+_ORDER_COLUMNS: Final = ["position", "appended_at"]
 _INDEX_KEY: Final = b"millstream.index"
 _SEGMENT_KEY: Final = b"millstream.segment"
 
@@ -289,7 +293,7 @@ def _whole(column: arrow.ChunkedArray) -> arrow.Array:
 
 
 class RowGroup:
-    """A decoded row group: its payloads back to back, and where each ends."""
+    """A decoded row group: its payloads back to back, where each ends, and, if asked for, when it was appended."""
 
     __slots__ = ("_data", "_offsets", "ends", "positions", "size", "times")
 
@@ -300,28 +304,53 @@ class RowGroup:
         self._data = memoryview(data) if data is not None else memoryview(b"")
         # Views, not lists: most reads look at a few of them.
         self.ends: Sequence[int] = memoryview(_whole(table.column("offset_end")).buffers()[1]).cast("q")
-        self.positions: Sequence[int] = memoryview(_whole(table.column("position")).buffers()[1]).cast("q")
-        self.times: Sequence[int] = memoryview(_whole(table.column("appended_at")).buffers()[1]).cast("q")
-        self.size = len(self._data) + 28 * table.num_rows
+        self.size = len(self._data) + 4 * len(self._offsets) + 8 * len(self.ends)
+        self.positions: Sequence[int] = ()
+        self.times: Sequence[int] = ()
+        if "position" in table.column_names:
+            self.positions = memoryview(_whole(table.column("position")).buffers()[1]).cast("q")
+            self.times = memoryview(_whole(table.column("appended_at")).buffers()[1]).cast("q")
+            self.size += 16 * table.num_rows
 
-    def bytes_of(self, first: int, stop: int) -> bytes:
-        return bytes(self._data[self._offsets[first] : self._offsets[stop]])
+    def bytes_of(self, first: int, stop: int) -> memoryview:
+        return self._data[self._offsets[first] : self._offsets[stop]]
 
     def messages(self, first: int, stop: int) -> list[bytes]:
-        data, offsets = self._data, self._offsets
-        return [bytes(data[offsets[row] : offsets[row + 1]]) for row in range(first, stop)]
+        # One copy of the whole, then slices of it: a third of the time of a slice of a view for each.
+        offsets = self._offsets[first : stop + 1].tolist()
+        base = offsets[0]
+        data = bytes(self._data[base : offsets[-1]])
+        if base:
+            offsets = [offset - base for offset in offsets]
+        return [data[start:end] for start, end in pairwise(offsets)]
 
 
-def decode_row_group(metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str) -> RowGroup:
+def decode_row_group(
+    metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, *, with_order: bool = True
+) -> RowGroup:
     """A row group from the bytes at `row_group_range`; page checksums are verified."""
+    return _decode(metadata, group, arrow.PythonFile(_Window(data, start), mode="r"), path, with_order)
+
+
+def read_row_group(metadata: parquet.FileMetaData, group: int, file: Path, *, with_order: bool = True) -> RowGroup:
+    """A row group straight from a file."""
     try:
-        file = parquet.ParquetFile(
-            arrow.PythonFile(_Window(data, start), mode="r"),
-            metadata=metadata,
-            page_checksum_verification=True,
-            pre_buffer=False,
-        )
-        return RowGroup(file.read_row_group(group, columns=_READ_COLUMNS, use_threads=False))
+        source = arrow.OSFile(str(file))
+    except OSError as error:
+        raise Unavailable(f"segment {file} cannot be read: {error}", code="object_store_unavailable") from None
+    return _decode(metadata, group, source, str(file), with_order)
+
+
+def _decode(
+    metadata: parquet.FileMetaData, group: int, source: arrow.NativeFile, path: str, with_order: bool
+) -> RowGroup:
+    columns = [*_BYTES_COLUMNS, *_ORDER_COLUMNS] if with_order else _BYTES_COLUMNS
+    try:
+        with (
+            source,
+            parquet.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False) as file,
+        ):
+            return RowGroup(file.read_row_group(group, columns=columns, use_threads=False))
     except (arrow.ArrowException, OSError) as error:
         raise Corrupt(f"row group {group} of segment {path} cannot be read: {error}") from None
 
