@@ -27,6 +27,7 @@ from millstream.shard.shard import Shard
 from millstream.streams.records import SnapshotRef
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Upload
+from millstream.tiers.hot import Messages
 from millstream.yjs.pipe import LENGTH, pack_records
 
 logger = logging.getLogger("millstream.yjs")
@@ -163,7 +164,7 @@ class Compactor:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it ended early; how, its exit code tells
 
-    async def _input(self, snapshot: SnapshotRef | None, cut: list[list[bytes] | ColdPiece]) -> AsyncIterator[bytes]:
+    async def _input(self, snapshot: SnapshotRef | None, cut: list[Messages | ColdPiece]) -> AsyncIterator[bytes]:
         """The snapshot so far and the messages after it, as the merging process reads them."""
         yield LENGTH.pack(snapshot.size if snapshot is not None else 0)
         if snapshot is not None:

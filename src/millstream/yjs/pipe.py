@@ -14,7 +14,7 @@ from typing import Final
 LENGTH: Final = struct.Struct("<I")
 
 
-def pack_records(records: Sequence[bytes]) -> bytes:
+def pack_records(records: Sequence[bytes | memoryview]) -> bytes:
     pack = LENGTH.pack
     return b"".join([part for record in records for part in (pack(len(record)), record)])
 
