@@ -301,8 +301,7 @@ def test_the_readme_snippet_opens_a_document(yjs_server: ServerProcess, tmp_path
     script.write_text(
         snippet
         + """
-provider.on("synced", async (synced) => {
-  if (!synced) return
+provider.once("synced", async () => {
   doc.getText("text").insert(0, "hello")
   await provider.flush()
   process.exit(0)
