@@ -13,16 +13,18 @@ import msgspec
 
 from millstream.client import calls
 from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Send, Settings, ask, converse
-from millstream.client.errors import BadAnswer, BadRequest, ClientError, ConnectionFailed, error_of
+from millstream.client.errors import BadAnswer, BadRequest, ClientError, ConnectionFailed, Unavailable, error_of
 from millstream.client.events import Event, EventParser
 from millstream.client.messages import Request, Response
 from millstream.client.results import Chunk, FeedItem, FeedPage
 from millstream.client.retries import Attempts
 from millstream.protocol.content_types import JSON, is_json, is_text, media_type
+from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN
 
 Mode: TypeAlias = Literal["auto", "sse", "long-poll"]
 MODES: Final = ("auto", "sse", "long-poll")
 EVENT_STREAM: Final = "text/event-stream"
+SENTINELS: Final = (BEGINNING_TOKEN, NOW_TOKEN)
 
 
 class Position:
@@ -64,7 +66,7 @@ def follow(
             if mode == "sse":
                 ending = yield from _events(answer, position, content_type, attempts)
             else:
-                yield from _answer(answer, position, content_type, attempts)
+                ending = yield from _answer(answer, position, content_type, attempts)
         if ending is not None:
             yield Pause(attempts.pause_after(ending))
 
@@ -81,18 +83,28 @@ def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Respo
     return answer
 
 
-def _answer(answer: Response, position: Position, content_type: str, attempts: Attempts) -> Conversation[None]:
+def _answer(
+    answer: Response, position: Position, content_type: str, attempts: Attempts
+) -> Conversation[ClientError | None]:
     if answer.status == 204:
         answer = Response(200, {"content-type": content_type, **answer.headers})
     chunk = calls.chunk_of(answer)
+    return (yield from _advance(position, chunk, attempts))
+
+
+def _advance(position: Position, chunk: Chunk, attempts: Attempts) -> Conversation[ClientError | None]:
+    """Emit a chunk; returns what is wrong if it would lead backwards."""
+    if position.offset not in SENTINELS and chunk.next_offset < position.offset:
+        return Unavailable(
+            f"the server's stream ends at {chunk.next_offset}, before {position.offset}, to which it was read",
+            code="server_behind",
+            hint="the server has fallen behind, or was restored from a backup",
+        )
     attempts.succeeded()
-    yield from _advance(position, chunk)
-
-
-def _advance(position: Position, chunk: Chunk) -> Conversation[None]:
     position.offset, position.up_to_date, position.closed = chunk.next_offset, chunk.up_to_date, chunk.closed
     if chunk.data and not (is_json(chunk.content_type) and chunk.data == b"[]"):
         yield Emit(chunk)
+    return None
 
 
 def _events(
@@ -116,10 +128,9 @@ def _events(
                 chunk = _controlled(payloads, content_type, event)
                 payloads = []
                 has_heard = True
-                attempts.succeeded()
-                yield from _advance(position, chunk)
-                if position.closed:
-                    return None
+                wrong = yield from _advance(position, chunk, attempts)
+                if wrong is not None or position.closed:
+                    return wrong
 
 
 def _silence() -> ConnectionFailed:

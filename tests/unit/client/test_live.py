@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client.errors import BadAnswer, ClientError, ConnectionFailed, NotFound
+from millstream.client.errors import BadAnswer, ClientError, ConnectionFailed, NotFound, Unavailable
 from millstream.client.live import Position, follow, follow_feed
 from millstream.client.messages import Request, Response
 from millstream.protocol.offsets import format_offset, parse_offset
@@ -133,6 +133,17 @@ def test_nonsense_in_events_is_named() -> None:
         conversation = follow("/s", Position("-1"), "sse", JSON, settings())
         with pytest.raises(BadAnswer):
             list(emitted(conversation, lambda *_: Response(200, EVENTS), lambda stream=stream: stream))
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+def test_nobody_is_set_back_by_a_server_that_has_less(mode: str) -> None:
+    """Such a server sends what it has next, from its own end on: a repeat, or something else altogether."""
+    model = Model(JSON, [b"1", b"2", b"3"], [])
+    position = Position(format_offset(5))
+    following = follow("/s", position, mode, JSON, settings(patience=3))  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="before 0000000000000000_0000000000000005, to which it was read"):
+        list(emitted(following, model.answer, model.body))
+    assert position.offset == format_offset(5)
 
 
 def test_an_answer_that_is_no_event_stream_is_named() -> None:
