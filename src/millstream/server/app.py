@@ -19,6 +19,7 @@ from millstream.protocol.keys import (
     stream_key_of,
 )
 from millstream.server.bucket_api import BucketApi
+from millstream.server.compaction_api import CompactionApi
 from millstream.server.error_map import error_response, problem
 from millstream.server.feed_api import FeedApi
 from millstream.server.limits import ReadLimits
@@ -69,7 +70,11 @@ def _route(path: bytes) -> Route:
     segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]
     head, *rest = segments
     if head in RESERVED_BUCKETS or not head:
-        kind = {("healthz",): "health", ("cluster", "hot-cold-stats"): "stats"}.get(tuple(segments), "reserved")
+        kind = {
+            ("healthz",): "health",
+            ("cluster", "hot-cold-stats"): "stats",
+            ("cluster", "compactions"): "compactions",
+        }.get(tuple(segments), "reserved")
         return Route(kind, (head,) if kind == "reserved" else ())
     match rest:
         case []:
@@ -101,6 +106,7 @@ class Application:
         self._resources: dict[str, dict[str, Handler]] = {
             "health": {"GET": self._health},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
+            "compactions": {"POST": CompactionApi(shard).commit},
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},

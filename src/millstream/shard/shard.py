@@ -21,6 +21,7 @@ from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavaila
 from millstream.log.interface import Log
 from millstream.protocol.keys import StreamKey
 from millstream.shard.committer import Batch, Committer, Reply
+from millstream.shard.compaction import Compaction
 from millstream.shard.feed import Feed
 from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listing import Listing
@@ -110,6 +111,9 @@ class Shard:
         )
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
         self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
+        self.compaction = Compaction(
+            self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy
+        )
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
         self._changed: dict[int, Stream] = {}
@@ -138,6 +142,7 @@ class Shard:
             loop.create_task(self._tick_forever()),
             loop.create_task(self.flusher.run_forever()),
             loop.create_task(self._reclaimer.run_forever()),
+            loop.create_task(self.compaction.sweep_forever()),
         ]
 
     async def stop(self) -> None:
@@ -154,6 +159,7 @@ class Shard:
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
             self._log.close()
+            self.compaction.close()
             self.flusher.close()
             self.cold.close()
             self._catalog.close()

@@ -37,12 +37,17 @@ from millstream.tiers.segments import (
 
 DECODING_THREADS: Final = 2
 GROUPS_AHEAD: Final = 3
+COMPACTED: Final = "-compacted.parquet"  # how the names of segments end that a compaction wrote
 FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 
 def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
     day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
     return f"segments/bucket={quote(bucket, safe='')}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
+
+
+def compacted_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
+    return segment_path(bucket, at_ms, shard, position, random).removesuffix(".parquet") + COMPACTED
 
 
 def manifest_path(shard: int, position: int, random: bytes) -> str:

@@ -43,6 +43,7 @@ SCHEMA: Final = arrow.schema(
     ]
 )
 
+_POSITION: Final = SCHEMA.get_field_index("position")
 _READ_COLUMNS: Final = ["payload", "offset_end", "position", "appended_at"]
 _INDEX_KEY: Final = b"millstream.index"
 _SEGMENT_KEY: Final = b"millstream.segment"
@@ -280,7 +281,15 @@ def row_group_range(metadata: parquet.FileMetaData, group: int) -> tuple[int, in
     return min(starts), max(ends)
 
 
-def _whole(column: arrow.ChunkedArray) -> arrow.Array:
+def overlaps(metadata: parquet.FileMetaData, group: int, first: int, until: int) -> bool:
+    """Whether a row group may hold positions between two, the first included, the last not."""
+    statistics = metadata.row_group(group).column(_POSITION).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return bool(statistics.min < until and statistics.max >= first)
+
+
+def whole(column: arrow.ChunkedArray) -> arrow.Array:
     """A column as one array that starts at the start of its buffers."""
     array_ = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array_, arrow.ChunkedArray):
@@ -294,18 +303,24 @@ class RowGroup:
     __slots__ = ("_data", "_offsets", "ends", "positions", "size", "times")
 
     def __init__(self, table: arrow.Table) -> None:
-        payload = _whole(table.column("payload"))
+        payload = whole(table.column("payload"))
         _, offsets, data = payload.buffers()
         self._offsets = memoryview(offsets).cast("i")
         self._data = memoryview(data) if data is not None else memoryview(b"")
         # Views, not lists: most reads look at a few of them.
-        self.ends: Sequence[int] = memoryview(_whole(table.column("offset_end")).buffers()[1]).cast("q")
-        self.positions: Sequence[int] = memoryview(_whole(table.column("position")).buffers()[1]).cast("q")
-        self.times: Sequence[int] = memoryview(_whole(table.column("appended_at")).buffers()[1]).cast("q")
+        self.ends: memoryview[int] = memoryview(whole(table.column("offset_end")).buffers()[1]).cast("q")
+        self.positions: memoryview[int] = memoryview(whole(table.column("position")).buffers()[1]).cast("q")
+        self.times: memoryview[int] = memoryview(whole(table.column("appended_at")).buffers()[1]).cast("q")
         self.size = len(self._data) + 28 * table.num_rows
 
+    def view_of(self, first: int, stop: int) -> memoryview:
+        return self._data[self._offsets[first] : self._offsets[stop]]
+
     def bytes_of(self, first: int, stop: int) -> bytes:
-        return bytes(self._data[self._offsets[first] : self._offsets[stop]])
+        return bytes(self.view_of(first, stop))
+
+    def length_of(self, first: int, stop: int) -> int:
+        return self._offsets[stop] - self._offsets[first]
 
     def messages(self, first: int, stop: int) -> list[bytes]:
         data, offsets = self._data, self._offsets
@@ -314,6 +329,12 @@ class RowGroup:
 
 def decode_row_group(metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str) -> RowGroup:
     """A row group from the bytes at `row_group_range`; page checksums are verified."""
+    return RowGroup(read_row_group(metadata, group, start, data, path, _READ_COLUMNS))
+
+
+def read_row_group(
+    metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, columns: list[str]
+) -> arrow.Table:
     try:
         file = parquet.ParquetFile(
             arrow.PythonFile(_Window(data, start), mode="r"),
@@ -321,7 +342,7 @@ def decode_row_group(metadata: parquet.FileMetaData, group: int, start: int, dat
             page_checksum_verification=True,
             pre_buffer=False,
         )
-        return RowGroup(file.read_row_group(group, columns=_READ_COLUMNS, use_threads=False))
+        return file.read_row_group(group, columns=columns, use_threads=False)
     except (arrow.ArrowException, OSError) as error:
         raise Corrupt(f"row group {group} of segment {path} cannot be read: {error}") from None
 
