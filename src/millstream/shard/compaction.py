@@ -83,10 +83,15 @@ class Compaction:
         self._is_tidy = is_tidy
         self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-compaction")
+        self._proving: asyncio.Task[Compacted] | None = None
         self.count = 0
 
-    def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+    async def stop(self) -> None:
+        """Give up what is being checked; finish what is being committed."""
+        if self._proving is not None:
+            self._proving.cancel()
+        async with self._lock:
+            self._thread.shutdown(cancel_futures=True)
 
     async def commit(self, proposal: Proposal) -> Compacted:
         """Check a proposal and make it true, or refuse it and leave everything as it is. One at a time."""
@@ -100,15 +105,28 @@ class Compaction:
             if self._is_committed(proposal):
                 return self._summary(proposal, was_known=True)
             self._flusher.made.update(segment.path for segment in proposal.segments)
-            await self._prove(proposal)
+            self._proving = asyncio.current_task()
+            try:
+                await self._prove(proposal)
+            finally:
+                self._proving = None
             self._numbers(proposal)  # again: time has passed
-            record = SegmentsReplaced(self._clock.now_ms(), proposal.replaced, proposal.segments)
-            error = await self._committer.submit_and_wait(record)
-            if error is not None:
-                raise error
-            await self._settle()
-            self.count += 1
+            # From here on it is finished even if whoever asked for it has gone.
+            committing = asyncio.ensure_future(self._commit(proposal))
+            try:
+                await asyncio.shield(committing)
+            except asyncio.CancelledError:
+                await committing
+                raise
             return self._summary(proposal, was_known=False)
+
+    async def _commit(self, proposal: Proposal) -> None:
+        record = SegmentsReplaced(self._clock.now_ms(), proposal.replaced, proposal.segments)
+        error = await self._committer.submit_and_wait(record)
+        if error is not None:
+            raise error
+        self.count += 1
+        await self._settle()
 
     async def sweep_forever(self) -> None:
         while True:

@@ -150,6 +150,7 @@ class Shard:
         for task in (*self._tasks, *self._errands):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
+        await self.compaction.stop()
         try:
             if self.committer.failure is None:
                 self._flush_touches()
@@ -159,7 +160,6 @@ class Shard:
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
             self._log.close()
-            self.compaction.close()
             self.flusher.close()
             self.cold.close()
             self._catalog.close()

@@ -622,7 +622,7 @@ def _drop_old(cursor: Any, extent: Extent, old: set[int]) -> None:
     start = prefix + _u64(extent.offset_start)
     is_before = cursor.prev() if cursor.set_range(start) else cursor.last()
     found = is_before if is_before and cursor.key().startswith(prefix) else cursor.set_range(start)
-    while found and cursor.key() < prefix + _u64(extent.offset_end):
+    while found and cursor.key().startswith(prefix) and cursor.key() < prefix + _u64(extent.offset_end):
         found = cursor.delete() if _EXTENT.decode(cursor.value()).segment in old else cursor.next()
 
 

@@ -14,7 +14,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as arrow
@@ -106,35 +106,70 @@ _INFO: Final = msgspec.msgpack.Decoder(SegmentInfo)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
+class SegmentWriter:
+    """Writes a segment row group by row group into a sink; the caller keeps the order of rows."""
+
+    def __init__(self, sink: Any, bucket: str, shard: int) -> None:
+        self._writer = parquet.ParquetWriter(
+            sink,
+            SCHEMA,
+            compression="zstd",
+            use_dictionary=["bucket", "stream", "content_type", "shard"],
+            write_page_checksum=True,
+            write_statistics=True,
+            store_schema=True,
+        )
+        self._bucket = bucket
+        self._shard = shard
+        self.extents: list[Extent] = []
+        self._groups = 0
+
+    def write(self, batch: arrow.RecordBatch, pieces: Iterable[tuple[str, int, int, int, int]]) -> None:
+        """One row group; `pieces` are its runs in order: stream, incarnation, first and last offset, rows."""
+        row = 0
+        for stream, incarnation, offset_start, offset_end, rows in pieces:
+            self.extents.append(Extent(stream, incarnation, offset_start, offset_end, self._groups, row, rows))
+            row += rows
+        self._writer.write_batch(batch, row_group_size=row)
+        self._groups += 1
+
+    def close(self, positions: tuple[int, int], times: tuple[int, int]) -> SegmentInfo:
+        info = SegmentInfo(
+            FORMAT,
+            self._shard,
+            self._bucket,
+            *positions,
+            *times,
+            sum(extent.rows for extent in self.extents),
+            sum(extent.offset_end - extent.offset_start for extent in self.extents),
+        )
+        self._writer.add_key_value_metadata(
+            {_INDEX_KEY: _as_text(_ENCODER.encode(self.extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
+        )
+        self._writer.close()
+        return info
+
+
 def encode_segment(bucket: str, shard: int, runs: Iterable[StreamRun]) -> EncodedSegment:
     """One bucket's runs as a segment. Row groups are built one at a time, so nothing is held up for long."""
     ordered = sorted(runs, key=lambda run: (run.key.stream, run.incarnation, run.start))
     sink = arrow.BufferOutputStream()
-    writer = parquet.ParquetWriter(
-        sink,
-        SCHEMA,
-        compression="zstd",
-        use_dictionary=["bucket", "stream", "content_type", "shard"],
-        write_page_checksum=True,
-        write_statistics=True,
-        store_schema=True,
+    writer = SegmentWriter(sink, bucket, shard)
+    for pieces in _row_groups(ordered):
+        writer.write(_batch(shard, pieces), map(_described, pieces))
+    info = writer.close(
+        (min(run.positions[0] for run in ordered), max(run.positions[-1] for run in ordered)),
+        (min(run.times[0] for run in ordered), max(run.times[-1] for run in ordered)),
     )
-    extents: list[Extent] = []
-    for group, pieces in enumerate(_row_groups(ordered)):
-        row = 0
-        for run, first, stop in pieces:
-            start = run.ends[first - 1] if first else run.start
-            extents.append(Extent(run.key.stream, run.incarnation, start, run.ends[stop - 1], group, row, stop - first))
-            row += stop - first
-        writer.write_batch(_batch(shard, pieces), row_group_size=row)
-    info = _describe(bucket, shard, ordered)
-    writer.add_key_value_metadata(
-        {_INDEX_KEY: _as_text(_ENCODER.encode(extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
-    )
-    writer.close()
     data = sink.getvalue().to_pybytes()
     size = footer_bytes(data, bucket)
-    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, extents)
+    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, writer.extents)
+
+
+def _described(piece: _Piece) -> tuple[str, int, int, int, int]:
+    run, first, stop = piece
+    start = run.ends[first - 1] if first else run.start
+    return run.key.stream, run.incarnation, start, run.ends[stop - 1], stop - first
 
 
 def _row_groups(runs: Iterable[StreamRun]) -> Iterable[list[_Piece]]:
@@ -213,20 +248,6 @@ def _payloads(messages: list[bytes], kind: arrow.DataType) -> arrow.Array:
         offsets.append(total)
     buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(messages))]
     return arrow.Array.from_buffers(kind, len(messages), buffers)
-
-
-def _describe(bucket: str, shard: int, runs: Sequence[StreamRun]) -> SegmentInfo:
-    return SegmentInfo(
-        FORMAT,
-        shard,
-        bucket,
-        min(run.positions[0] for run in runs),
-        max(run.positions[-1] for run in runs),
-        min(run.times[0] for run in runs),
-        max(run.times[-1] for run in runs),
-        sum(len(run.ends) for run in runs),
-        sum(run.ends[-1] - run.start for run in runs),
-    )
 
 
 def _as_text(data: bytes) -> bytes:
