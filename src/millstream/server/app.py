@@ -19,6 +19,7 @@ from millstream.protocol.keys import (
     stream_key_of,
 )
 from millstream.server.bucket_api import BucketApi
+from millstream.server.cold_api import ColdApi
 from millstream.server.compaction_api import CompactionApi
 from millstream.server.error_map import error_response, problem
 from millstream.server.feed_api import FeedApi
@@ -30,6 +31,7 @@ from millstream.server.stats_api import StatsApi
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
 from millstream.shard.shard import Shard
+from millstream.tiers.objects import ObjectStoreSettings
 
 logger = logging.getLogger("millstream.server")
 
@@ -81,6 +83,8 @@ def _route(path: bytes) -> Route:
             return Route("bucket", (parse_bucket(head),))
         case ["streams"]:
             return Route("listing", (parse_bucket(head),))
+        case ["streams", "cold"]:
+            return Route("cold", (parse_bucket(head),))
         case ["streams", "feed"]:
             return Route("feed", (parse_bucket(head),))
         case [stream]:
@@ -95,7 +99,7 @@ def _route(path: bytes) -> Route:
 
 
 class Application:
-    def __init__(self, shard: Shard, limits: ReadLimits) -> None:
+    def __init__(self, shard: Shard, limits: ReadLimits, store: ObjectStoreSettings) -> None:
         self.readers = LiveReaders(shard, limits)
         self.subscriptions = SubscriptionApi(shard)
         self._machine = shard.machine
@@ -103,6 +107,7 @@ class Application:
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
         buckets = BucketApi(shard)
         feed = FeedApi(shard, self.readers)
+        cold = ColdApi(shard, store)
         self._resources: dict[str, dict[str, Handler]] = {
             "health": {"GET": self._health},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
@@ -110,6 +115,7 @@ class Application:
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},
+            "cold": {"GET": cold.describe, "POST": cold.ask_alive},
             "bootstrap": {"GET": self._snapshots.bootstrap},
             "latest snapshot": {"GET": self._snapshots.latest},
             "snapshot": {

@@ -111,6 +111,7 @@ class Node:
                 live_readers_per_stream_max=read.live_readers_per_stream_max,
                 snapshot_bytes_max=read.snapshot_bytes_max,
             ),
+            object_store_settings(self.config),
         )
         self.app.subscriptions.wakes.resume()
         return self.app

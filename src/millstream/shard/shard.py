@@ -36,6 +36,7 @@ from millstream.streams.records import (
     AnyRecord,
     Appended,
     SecretsCreated,
+    SegmentRef,
     SnapshotPublished,
     SnapshotRef,
     StreamCreated,
@@ -53,6 +54,7 @@ logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
 WAKE_SLICE: Final = 64
+ALIVE_SLICE: Final = 256
 BACKPRESSURE_SHOWN_MS: Final = 5_000
 START_OVER: Final = object()
 
@@ -199,6 +201,21 @@ class Shard:
 
     def cold_totals(self) -> ColdTotals:
         return self._catalog.cold_totals()
+
+    def cold_segments(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+        """The first position that is not cold, and the bucket's segments before it that reach beyond `after`."""
+        return self._catalog.segments_of(bucket, after)
+
+    async def alive(self, bucket: str, incarnations: list[int]) -> list[tuple[int, int]]:
+        """Those of the incarnations that still count, each with the offset before which nothing of it does."""
+        found: list[tuple[int, int]] = []
+        for count, incarnation in enumerate(incarnations, 1):
+            stream = self.machine.peek(incarnation)
+            if stream is not None and stream.key.bucket == bucket:
+                found.append((incarnation, 0 if stream.forks else stream.earliest))
+            if count % ALIVE_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
 
     def backpressure_reason(self) -> str | None:
         """Why writers are being refused; None if lately none was, or there is room again."""

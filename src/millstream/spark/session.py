@@ -55,7 +55,9 @@ def build(app: str, master: str = LOCAL, **conf: object) -> SparkSession:
         if "PYSPARK_GATEWAY_PORT" not in os.environ:  # no spark-submit has chosen Java and master before us
             os.environ["JAVA_HOME"] = str(find_java().home)
             builder = builder.master(master)
-            settings |= LOCAL_SETTINGS if master.startswith("local") else {}
+            if master.startswith("local"):
+                settings |= LOCAL_SETTINGS
+                os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Driver and executors run one Python: this one, if it is on both.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings |= {name: str(value) for name, value in conf.items()}

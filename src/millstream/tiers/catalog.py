@@ -573,6 +573,13 @@ class Catalog:
             for number, data in cursor:
                 yield int.from_bytes(number, "big"), _SEGMENT.decode(data)
 
+    def segments_of(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+        """The catalog's position and, as of it, the bucket's segments that reach beyond another."""
+        with self._environment.begin() as transaction:
+            position = int(transaction.get(b"position", b"1", db=self._meta))
+            rows = (_SEGMENT.decode(data).segment for _, data in transaction.cursor(db=self._segments))
+            return position, [row for row in rows if row.bucket == bucket and row.last_position > after]
+
     def cold_totals(self) -> ColdTotals:
         count = payload = stored = 0
         for _, row in self.segments():

@@ -44,41 +44,45 @@ class ObjectInfo(NamedTuple):
 
 
 def open_objects(settings: ObjectStoreSettings) -> Objects:
+    if settings.backend == "fs":
+        settings.path.mkdir(parents=True, exist_ok=True)
+    return Objects(open_store(settings), settings.path if settings.backend == "fs" else None)
+
+
+def open_store(settings: ObjectStoreSettings) -> Any:
+    """The store as obstore knows it; credentials that are not given come from the environment."""
     prefix = "" if settings.path == Path() else str(settings.path).strip("/")
     limits: Any = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=5)}
     retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=15)}
     options = settings.options
     if settings.backend == "fs":
-        settings.path.mkdir(parents=True, exist_ok=True)
-        return Objects(LocalStore(settings.path), settings.path)
+        return LocalStore(settings.path)
     if settings.backend == "memory":
-        return Objects(MemoryStore(), None)
+        return MemoryStore()
     if settings.backend == "s3":
         client: Any = {**limits, "allow_http": options.get("endpoint", "").startswith("http://")}
-        store: Any = S3Store(
+        return S3Store(
             _required(options, "bucket", "cold.s3_bucket"),
             prefix=prefix or None,
             config=_given(options, "region", "endpoint", "access_key_id", "secret_access_key", "session_token"),
             client_options=client,
             retry_config=retry,
         )
-    elif settings.backend == "gcs":
-        store = GCSStore(
+    if settings.backend == "gcs":
+        return GCSStore(
             _required(options, "bucket", "cold.gcs_bucket"),
             prefix=prefix or None,
             config=_given(options, "service_account"),
             client_options=limits,
             retry_config=retry,
         )
-    else:
-        store = AzureStore(
-            _required(options, "container", "cold.azure_container"),
-            prefix=prefix or None,
-            config=_given(options, "account_name", "account_key"),
-            client_options=limits,
-            retry_config=retry,
-        )
-    return Objects(store, None)
+    return AzureStore(
+        _required(options, "container", "cold.azure_container"),
+        prefix=prefix or None,
+        config=_given(options, "account_name", "account_key"),
+        client_options=limits,
+        retry_config=retry,
+    )
 
 
 def _given(options: dict[str, str], *names: str) -> Any:
