@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from millstream import __version__
-from millstream.cli import cold, restore, serve
+from millstream.cli import cold, pipeline, restore, serve
 from millstream.errors import MillstreamError
 
-COMMANDS = (serve, restore, cold)
+COMMANDS = (serve, restore, cold, pipeline)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
+    run_and_leave()
+
+
+def run_and_leave(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run and leave without tearing the interpreter down: the object store's threads do not survive that cleanly."""
-    code = main()
+    code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

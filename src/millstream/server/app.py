@@ -75,6 +75,7 @@ def _route(path: bytes) -> Route:
         kind = {
             ("healthz",): "health",
             ("cluster", "hot-cold-stats"): "stats",
+            ("cluster", "cold"): "cluster cold",
             ("cluster", "compactions"): "compactions",
         }.get(tuple(segments), "reserved")
         return Route(kind, (head,) if kind == "reserved" else ())
@@ -112,6 +113,7 @@ class Application:
             "health": {"GET": self._health},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
             "compactions": {"POST": CompactionApi(shard).commit},
+            "cluster cold": {"GET": cold.describe_all},
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},

@@ -76,6 +76,16 @@ class ColdApi:
         }
         return Response(200, _JSON, msgspec.json.encode(body))
 
+    def describe_all(self, request: Request) -> None:
+        """The same for the whole server, for the jobs that tend the store: no segments, manifests have them all."""
+        body = {
+            "store": self._store,
+            "flushed": self._shard.machine.flushed - 1,
+            "latest": self._shard.feed.latest,
+            "buckets": sorted(self._shard.machine.buckets),
+        }
+        request.reply(Response(200, _JSON, msgspec.json.encode(body)))
+
     def ask_alive(self, request: Request, bucket: str) -> None:
         self._shard.machine.bucket(bucket)
         try:

@@ -577,8 +577,10 @@ class Catalog:
         """The catalog's position and, as of it, the bucket's segments that reach beyond another."""
         with self._environment.begin() as transaction:
             position = int(transaction.get(b"position", b"1", db=self._meta))
-            rows = (_SEGMENT.decode(data).segment for _, data in transaction.cursor(db=self._segments))
-            return position, [row for row in rows if row.bucket == bucket and row.last_position > after]
+            rows = (_SEGMENT.decode(data) for _, data in transaction.cursor(db=self._segments))
+            # Those with nothing alive in them are dead, or were replaced by compaction: their messages are elsewhere.
+            live = (row.segment for row in rows if row.live_bytes > 0)
+            return position, [segment for segment in live if segment.bucket == bucket and segment.last_position > after]
 
     def cold_totals(self) -> ColdTotals:
         count = payload = stored = 0

@@ -1,0 +1,169 @@
+"""`millstream pipeline …`: the jobs that tend and use the data in bulk, on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from millstream.cli.options import add_json, human_bytes, print_json, print_table
+from millstream.cli.progress import Progress
+from millstream.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from millstream.spark.options import ColdRoot, Connection
+
+DEFAULT_URL = "http://127.0.0.1:4437"
+
+
+class Job(NamedTuple):
+    name: str
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_parser(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "pipeline",
+        help="run a job on Spark: compact, export, materialize, audit, import, usage",
+        description="Jobs on Spark. Each may be run again at any time, and while the server takes writes.",
+    )
+    actions = parser.add_subparsers(dest="job", required=True, metavar="JOB")
+    for job in JOBS:
+        one = actions.add_parser(job.name, help=job.summary, description=job.summary)
+        _add_common(one)
+        job.add_arguments(one)
+        one.set_defaults(run=job.run)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("MILLSTREAM_URL", DEFAULT_URL),
+        help=f"the server (default $MILLSTREAM_URL, else {DEFAULT_URL})",
+    )
+    parser.add_argument("--token", default=os.environ.get("MILLSTREAM_TOKEN"), help="(default $MILLSTREAM_TOKEN)")
+    parser.add_argument(
+        "--cold",
+        metavar="ROOT",
+        help="the object store, if it is not where the server says: a folder, s3://…, gs://…, az://…",
+    )
+    parser.add_argument("--master", default="local[*]", help="where Spark runs (default local[*])")
+    parser.add_argument(
+        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting for Spark; repeatable"
+    )
+    add_json(parser)
+
+
+def _connection(options: argparse.Namespace) -> tuple[Connection, ColdRoot]:
+    from millstream.spark.options import read_options
+
+    given = {"url": options.url, "token": options.token or "", "cold": options.cold or "", "bucket": "-"}
+    read = read_options(given)
+    return read.connection, read.cold
+
+
+def _session(options: argparse.Namespace) -> SparkSession:
+    from millstream.spark.session import build
+
+    conf: dict[str, object] = {}
+    for setting in options.conf:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--conf {setting!r} has no value", hint="write --conf name=value")
+        conf[name.strip()] = value.strip()
+    return build(f"millstream {options.job}", options.master, **conf)
+
+
+class _Bar:
+    """A progress bar whose total is known when the job says so."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: Progress | None = None
+        self._total = 0
+        self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None or total != self._total:
+            self.close()
+            self._bar, self._total, self._done = Progress(self._label, total).__enter__(), total, 0
+        self._bar.advance(done - self._done)
+        self._done = done
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+
+
+def size_argument(value: str) -> int:
+    from millstream.config import SOME_SIZE
+
+    try:
+        return int(SOME_SIZE.parse(value))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is not {SOME_SIZE.expects}") from None
+
+
+# -- compact ---------------------------------------------------------------------------------------------------------
+
+
+def _add_compact(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bucket", action="append", default=[], help="only this bucket; repeatable (default all)")
+    parser.add_argument(
+        "--target-bytes",
+        type=size_argument,
+        default=128 << 20,
+        help="payload of a new segment; a task takes about three times that in memory (default 128MiB)",
+    )
+    parser.add_argument(
+        "--segments-min", type=int, default=2, help="small segments of a bucket and day that are worth merging"
+    )
+    parser.add_argument(
+        "--dead-share", type=float, default=0.3, help="a segment of which this much is dead is written anew"
+    )
+
+
+def _compact(options: argparse.Namespace) -> int:
+    from millstream.pipeline.compact import CompactOptions, compact
+
+    connection, cold = _connection(options)
+    bar = _Bar("compacting")
+    try:
+        summary = compact(
+            _session(options),
+            CompactOptions(
+                connection, cold, tuple(options.bucket), options.target_bytes, options.segments_min, options.dead_share
+            ),
+            bar,
+        )
+    finally:
+        bar.close()
+    if options.json:
+        print_json(summary._asdict())
+    elif not summary.groups:
+        print("nothing to compact")
+    else:
+        rate = human_bytes(int(summary.payload_bytes / max(summary.seconds, 0.001)))
+        headings = ("segments before", "after", "messages", "payload", "dead, left out", "seconds", "per second")
+        row = (
+            summary.segments_before,
+            summary.segments_after,
+            summary.messages,
+            human_bytes(summary.payload_bytes),
+            human_bytes(summary.dead_bytes),
+            f"{summary.seconds:.1f}",
+            rate,
+        )
+        print_table(headings, [row])
+    if summary.refused:
+        print(f"{summary.refused} groups were changed meanwhile and left for the next run", file=sys.stderr)
+    return 0
+
+
+JOBS = (Job("compact", "merge small segments into large ones, and leave out what is dead", _add_compact, _compact),)
