@@ -13,6 +13,10 @@ class Clock(Protocol):
         """Wall-clock milliseconds since the Unix epoch."""
         ...
 
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean anything."""
+        ...
+
     def uniform(self, low: float, high: float) -> float:
         """A random number in [low, high]."""
         ...
@@ -28,6 +32,9 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)

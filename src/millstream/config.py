@@ -130,6 +130,11 @@ class LogSection:
     """The durable log."""
 
     segment_bytes: int = setting("64MiB", SOME_SIZE, "Size at which a new log file is begun.")
+    sync_on_loop_max: float = setting(
+        "1ms",
+        DURATION,
+        "A lone append is synced without a change of thread while syncs take less than this on average; `0ms`: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ class FakeClock:
     def now_ms(self) -> int:
         return self.ms
 
+    def monotonic(self) -> float:
+        return self.now_ms() / 1000
+
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)
 

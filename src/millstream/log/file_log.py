@@ -1,6 +1,7 @@
 """The file log: CRC-framed batches in segment files, one `fdatasync` per batch.
 
-A thread of its own writes and syncs, so the caller gathers the next batch meanwhile. Owns `<dir>/*.log`, named by
+A thread of its own writes and syncs, so the caller gathers the next batch meanwhile; a caller with nothing to gather
+is spared the two changes of thread while the disk is quick. Owns `<dir>/*.log`, named by
 the first position they hold. Invariant: a frame is written only when everything before it is durable, and `done`
 is called with None only after `fdatasync` returned.
 """
@@ -32,6 +33,9 @@ from millstream.log.frames import (
 from millstream.log.interface import Done, LogBatch
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
+BLOCK_SECONDS_DEFAULT: Final = 0.001
+# One slow sync in this many quick ones still counts as a slow disk.
+SYNC_MEMORY: Final = 16
 
 
 class FileLog:
@@ -44,12 +48,15 @@ class FileLog:
         *,
         shard: int = 0,
         segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+        block_seconds_max: float = BLOCK_SECONDS_DEFAULT,
         disk: Disk | None = None,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._shard = shard
         self._segment_bytes = segment_bytes
+        self._block_seconds_max = block_seconds_max
+        self._sync_seconds = block_seconds_max  # what a batch takes, lately; the first ones show
         self._disk = disk or Disk()
         self.notices: list[str] = []
         self.failure: str | None = None
@@ -139,8 +146,12 @@ class FileLog:
         self._thread = threading.Thread(target=self._run, name="millstream-log", daemon=True)
         self._thread.start()
 
-    def append(self, batch: LogBatch, done: Done) -> None:
-        self._jobs.put((batch, done))
+    def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
+        # With a window of one the thread is idle whenever an append arrives.
+        if may_block and self._sync_seconds < self._block_seconds_max:
+            self._deliver(done, self._store(batch))
+        else:
+            self._jobs.put((batch, done))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -148,6 +159,12 @@ class FileLog:
             self._deliver(done, self._store(batch))
 
     def _store(self, batch: LogBatch) -> MillstreamError | None:
+        begin = self._clock.monotonic()
+        error = self._write(batch)
+        self._sync_seconds += (self._clock.monotonic() - begin - self._sync_seconds) / SYNC_MEMORY
+        return error
+
+    def _write(self, batch: LogBatch) -> MillstreamError | None:
         if self.failure is not None:
             return _stopped(self.failure)
         frame = encode_frame(batch, self._salt)

@@ -69,7 +69,13 @@ class Node:
         self._directory = DataDirectory(config.server.data_dir)
         data_dir = config.server.data_dir
         try:
-            log = FileLog(data_dir / "log", clock, segment_bytes=config.log.segment_bytes, disk=disk)
+            log = FileLog(
+                data_dir / "log",
+                clock,
+                segment_bytes=config.log.segment_bytes,
+                block_seconds_max=config.log.sync_on_loop_max,
+                disk=disk,
+            )
             catalog = Catalog(data_dir / "catalog")
             objects = open_objects(object_store_settings(config))
             blobs = Blobs(objects, data_dir / "uploads")

@@ -23,6 +23,8 @@ Reply = Callable[[Any], None]
 Entry = tuple[AnyRecord | None, int, Reply | None, Any]
 
 BATCH_BYTES_MAX = 8 << 20
+# A lone record this small may be stored on the loop itself, if the loop has little else to do.
+BLOCKING_BYTES_MAX = 64 << 10
 
 
 class Batch:
@@ -39,7 +41,10 @@ class Batch:
 
 
 class Committer:
-    """`apply_batch` makes a durable batch true; `undo_batch` forgets what was planned on one that failed."""
+    """`apply_batch` makes a durable batch true; `undo_batch` forgets what was planned on one that failed.
+
+    `is_quiet` is asked once for each batch: has the loop had little else to do since the last one?
+    """
 
     def __init__(
         self,
@@ -47,8 +52,10 @@ class Committer:
         next_position: int,
         apply_batch: Callable[[Batch], None],
         undo_batch: Callable[[Batch], None],
+        is_quiet: Callable[[], bool] = lambda: False,
     ) -> None:
         self._log = log
+        self._is_quiet = is_quiet
         self._apply_batch = apply_batch
         self._undo_batch = undo_batch
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -128,7 +135,10 @@ class Committer:
             if batch.encoded:
                 self._last_size = len(batch.entries)
                 self._in_flight.append(batch)
-                self._log.append(LogBatch(batch.first, batch.next, encode_batch(batch.encoded)), self._stored)
+                is_quiet = self._is_quiet()
+                may_block = is_quiet and len(batch.entries) == 1 and batch.bytes <= BLOCKING_BYTES_MAX
+                log_batch = LogBatch(batch.first, batch.next, encode_batch(batch.encoded))
+                self._log.append(log_batch, self._stored, may_block=may_block)
             elif self._in_flight:
                 self._in_flight[-1].entries.extend(batch.entries)
             else:

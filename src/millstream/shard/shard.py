@@ -55,6 +55,10 @@ logger = logging.getLogger("millstream.shard")
 TICK_SECONDS = 1.0
 WAKE_SLICE: Final = 64
 ALIVE_SLICE: Final = 256
+# Live readers of one stream that hear of an append before its writer does; more of them hear after it.
+WAKE_FIRST_MAX: Final = 8
+# Reads between two batches that leave the loop free enough to wait for the disk itself.
+QUIET_READS_MAX: Final = 8
 BACKPRESSURE_SHOWN_MS: Final = 5_000
 START_OVER: Final = object()
 
@@ -103,7 +107,8 @@ class Shard:
         self._publisher = Publisher(self.machine, self.hot, self.journals)
         recovered = recover(log, catalog, self.machine, self._publisher)
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
-        self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch)
+        self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch, self._is_quiet)
+        self._reads = 0
         self.reader = Reader(self.machine, self.hot, cold)
         self.listing = Listing(self.machine, catalog)
         self.names = Names()
@@ -482,6 +487,8 @@ class Shard:
             if stream is not None:
                 changed[stream.incarnation] = stream
         if changed:
+            if len(changed) == 1 and self._listeners:
+                self._wake_few(next(iter(changed)))
             self._changed |= changed
             if not self._is_waking:
                 self._is_waking = True
@@ -513,6 +520,7 @@ class Shard:
 
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
         """What is in memory beyond an offset; only where `is_hot`."""
+        self._reads += 1
         return self.reader.read(stream, offset, bytes_max)
 
     def touch(self, stream: Stream) -> None:
@@ -554,6 +562,28 @@ class Shard:
     def listener_count(self, topic: Topic) -> int:
         return len(self._listeners.get(topic, ()))
 
+    def _is_quiet(self) -> bool:
+        reads, self._reads = self._reads, 0
+        return reads <= QUIET_READS_MAX
+
+    def _wake_few(self, incarnation: int) -> None:
+        """Followers of one busy stream, if they are few, need not wait for the writer's answer.
+
+        They are woken again with everybody else, and then have nothing left to send.
+        """
+        listeners = self._listeners.get(incarnation, ())
+        if len(listeners) <= WAKE_FIRST_MAX:
+            for listener in tuple(listeners):
+                self._wake_one(listener)
+
+    @staticmethod
+    def _wake_one(listener: Listener) -> None:
+        try:
+            listener.wake()
+        except Exception:
+            # One reader's failure is not another's, nor the writer's.
+            logger.exception("a live reader failed")
+
     def _wake(self) -> None:
         """Tell live readers what has changed: after the writers have their answers, and not all readers at once."""
         changed, self._changed = self._changed, {}
@@ -566,13 +596,8 @@ class Shard:
     def _wake_slice(self) -> None:
         for _ in range(min(WAKE_SLICE, len(self._woken))):
             topic, listener = self._woken.popleft()
-            if listener not in self._listeners.get(topic, ()):
-                continue  # it has had its answer meanwhile
-            try:
-                listener.wake()
-            except Exception:
-                # One reader's failure is not another's, nor the writer's.
-                logger.exception("a live reader failed")
+            if listener in self._listeners.get(topic, ()):  # otherwise it has had its answer meanwhile
+                self._wake_one(listener)
         if self._woken or self._changed:
             asyncio.get_running_loop().call_soon(self._wake if self._changed else self._wake_slice)
         else:
