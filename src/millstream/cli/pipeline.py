@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.cli.options import add_json, human_bytes, print_json, print_table
@@ -101,6 +102,15 @@ class _Bar:
             self._bar.__exit__(None, None, None)
 
 
+def duration_argument(value: str) -> float:
+    from millstream.config import DURATION
+
+    try:
+        return float(DURATION.parse(value))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is not {DURATION.expects}") from None
+
+
 def size_argument(value: str) -> int:
     from millstream.config import SOME_SIZE
 
@@ -166,4 +176,68 @@ def _compact(options: argparse.Namespace) -> int:
     return 0
 
 
-JOBS = (Job("compact", "merge small segments into large ones, and leave out what is dead", _add_compact, _compact),)
+# -- audit -----------------------------------------------------------------------------------------------------------
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write a report with charts, as HTML")
+    parser.add_argument(
+        "--orphan-age",
+        type=duration_argument,
+        default=3600.0,
+        help="how old an object must be to count as left behind (default 1h)",
+    )
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from millstream.pipeline.audit import AuditOptions, audit
+    from millstream.pipeline.audit_report import render
+
+    connection, cold = _connection(options)
+    report = audit(_session(options), AuditOptions(connection, cold, options.orphan_age))
+    if options.report is not None:
+        options.report.write_text(render(report, options.url), encoding="utf-8")
+    if options.json:
+        described = report._asdict() | {"problems": [problem._asdict() for problem in report.problems]}
+        described.pop("figures")
+        print_json(described)
+    else:
+        for problem in report.problems:
+            print(f"{problem.where}: {problem.what}", file=sys.stderr)
+        print(
+            f"checked {report.segments:,} segments with {report.messages:,} messages"
+            f" ({human_bytes(report.payload_bytes)}) of {report.streams:,} streams, up to position"
+            f" {report.through:,}, in {report.seconds:.1f} s: {len(report.problems)} problems"
+        )
+    return 1 if report.problems else 0
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
+
+
+def _add_usage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bucket", action="append", default=[], help="only this bucket; repeatable (default all)")
+    parser.add_argument("--chart", metavar="FILE", type=Path, help="write table and charts, as HTML")
+
+
+def _usage(options: argparse.Namespace) -> int:
+    from millstream.pipeline.usage import UsageOptions, render, usage
+
+    connection, cold = _connection(options)
+    rows = usage(_session(options), UsageOptions(connection, cold, tuple(options.bucket)))
+    if options.chart is not None:
+        options.chart.write_text(render(rows), encoding="utf-8")
+    if options.json:
+        print_json([row._asdict() for row in rows])
+    else:
+        headings = ("bucket", "day", "streams", "messages", "payload", "stored")
+        lines = [(*row[:4], human_bytes(row.payload_bytes), human_bytes(row.stored_bytes)) for row in rows]
+        print_table(headings, lines)
+    return 0
+
+
+JOBS = (
+    Job("compact", "merge small segments into large ones, and leave out what is dead", _add_compact, _compact),
+    Job("audit", "prove that the cold tier is whole and the server agrees; exit code 1 if not", _add_audit, _audit),
+    Job("usage", "add up streams, messages and bytes by bucket and day", _add_usage, _usage),
+)

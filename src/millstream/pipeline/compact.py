@@ -137,7 +137,7 @@ def _compact_group(
 ) -> _Tally | None:
     parts = [_part(settings, group, first, last) for first, last in group.ranges()]
     try:
-        answers = run_tasks(spark, parts, _rewrite, f"compact {group.bucket}")
+        answers = run_tasks(spark, parts, _rewrite)
         segments = [msgspec.json.decode(answer, type=SegmentRef) for answer in answers]
         with committing:
             server.commit_compaction([source.path for source in group.sources], segments)

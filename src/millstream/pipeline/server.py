@@ -37,6 +37,10 @@ class ClusterCold(msgspec.Struct, frozen=True):
 
 
 class JobServer(Server):
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
     def cluster_cold(self) -> ClusterCold:
         answer = self._ask("GET", "/cluster/cold")
         self._expect(answer, "")

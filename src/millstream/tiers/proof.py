@@ -8,7 +8,6 @@ incarnation and offset. Memory is a few row groups and about a hundred bytes for
 from __future__ import annotations
 
 import asyncio
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,27 +15,15 @@ from hashlib import blake2b
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
-import pyarrow as arrow
-import pyarrow.compute as compute
-
-from millstream.errors import InvalidRequest
+from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Kept
+from millstream.tiers.inspection import Inspection, runs_of
 from millstream.tiers.objects import Objects
-from millstream.tiers.segments import (
-    SCHEMA,
-    Extent,
-    Footer,
-    RowGroup,
-    decode_footer,
-    read_row_group,
-    row_group_range,
-    whole,
-)
+from millstream.tiers.segments import Extent, Footer, RowGroup, read_row_group, row_group_range, whole
 
 DIGEST_BYTES: Final = 16
 _OLD_COLUMNS: Final = ["payload", "offset_end", "position", "appended_at"]
-_ALL_COLUMNS: Final = SCHEMA.names
 
 
 class LiveRun(NamedTuple):
@@ -122,7 +109,6 @@ class Proof:
         self._expected: dict[int, list[_Expected]] = {}
         self._matched = 0
         self._walks: dict[int, _Walk] = {}
-        self._last_key: tuple[str, int, int] = ("", -1, -1)
 
     async def take_old(self, which: int, segment: SegmentRef, footer: Footer) -> None:
         runs = self._by_segment.pop(which, [])
@@ -135,30 +121,20 @@ class Proof:
 
     async def take_new(self, segment: SegmentRef, kept: Callable[[int], Kept | None]) -> None:
         """Read a new segment from its first byte to its last; they come in order of stream and offset."""
-        tail = await self._objects.get_range(segment.path, segment.size - segment.footer_bytes, segment.size)
-        footer = decode_footer(tail, segment.path, segment.footer_checksum)
-        self._check_reference(segment, footer)
-        checksum, at = 0, 0
-        totals: list[_GroupTotals] = []
-        extents = {number: list(of) for number, of in groupby(footer.extents, key=lambda extent: extent.row_group)}
-        for number in range(footer.metadata.num_row_groups):
-            start, end = row_group_range(footer.metadata, number)
-            data = await self._objects.get_range(segment.path, at, end)
-            checksum = zlib.crc32(data, checksum)
-            group_extents = extents.pop(number, [])
-            streams = {extent.incarnation: kept(extent.incarnation) for extent in group_extents}
-            totals.append(
-                await self._in_thread(
-                    self._check_group, segment, footer, number, start, data[start - at :], group_extents, streams
-                )
-            )
-            at = end
-        checksum = zlib.crc32(await self._objects.get_range(segment.path, at, segment.size), checksum)
-        if checksum != segment.checksum or (await self._objects.head(segment.path)).size != segment.size:
-            raise mismatch(f"size or checksum of {segment.path} differ from what was proposed")
-        if extents:
-            raise mismatch(f"the index of {segment.path} names row groups that it does not have")
-        _check_totals(segment, totals)
+        if segment.bucket != self._bucket:
+            raise mismatch(f"{segment.path} belongs to another bucket than {self._bucket}")
+        try:
+            inspection = await Inspection.begin(self._objects, segment)
+            for number in inspection.row_groups:
+                before, end = inspection.end_of(number - 1), inspection.end_of(number)
+                data = await self._objects.get_range(segment.path, before, end)
+                streams = {one.incarnation: kept(one.incarnation) for one in inspection.extents_of(number)}
+                await self._in_thread(self._check_group, inspection, number, data, streams)
+            end = inspection.end_of(len(inspection.row_groups) - 1)
+            tail = await self._objects.get_range(segment.path, end, segment.size)
+            inspection.finish(tail, (await self._objects.head(segment.path)).size)
+        except Corrupt as error:
+            raise mismatch(error.message) from None
 
     def finish(self) -> None:
         matched = self._matched + sum(walk.matched for walk in self._walks.values())
@@ -168,49 +144,16 @@ class Proof:
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _check_reference(self, segment: SegmentRef, footer: Footer) -> None:
-        info = footer.info
-        described = (info.bucket, info.rows, info.payload_bytes, info.first_position, info.last_position)
-        proposed = (self._bucket, segment.rows, segment.payload_bytes, segment.first_position, segment.last_position)
-        times = (info.first_at_ms, info.last_at_ms) == (segment.first_at_ms, segment.last_at_ms)
-        if described != proposed or segment.bucket != self._bucket or not times:
-            raise mismatch(f"the footer of {segment.path} says something else than the proposal")
-
-    def _check_group(
-        self,
-        segment: SegmentRef,
-        footer: Footer,
-        number: int,
-        start: int,
-        data: bytes,
-        extents: list[Extent],
-        streams: dict[int, Kept | None],
-    ) -> _GroupTotals:
-        table = read_row_group(footer.metadata, number, start, data, segment.path, _ALL_COLUMNS)
-        group = RowGroup(table)
-        _check_columns(segment, footer, table, extents, streams)
-        starts = memoryview(whole(table.column("offset_start")).buffers()[1]).cast("q")
-        incarnations = memoryview(whole(table.column("incarnation")).buffers()[1]).cast("q")
-        row = 0
-        for extent in extents:
-            key = (extent.stream, extent.incarnation, extent.offset_start)
-            stop = row + extent.rows
-            if extent.row_start != row or extent.rows < 1 or stop > table.num_rows or key <= self._last_key:
-                raise mismatch(f"the index of {segment.path} does not follow its rows")
-            self._last_key = (extent.stream, extent.incarnation, extent.offset_end - 1)
-            if (
-                starts[row] != extent.offset_start
-                or group.ends[stop - 1] != extent.offset_end
-                or bytes(starts[row + 1 : stop]) != bytes(group.ends[row : stop - 1])
-                or bytes(incarnations[row:stop]) != extent.incarnation.to_bytes(8, "little", signed=True) * extent.rows
-                or group.length_of(row, stop) != extent.offset_end - extent.offset_start
-            ):
-                raise mismatch(f"the index of {segment.path} does not match the rows of stream {extent.stream!r}")
-            self._walk(group, extent, streams[extent.incarnation])
-            row = stop
-        if row != table.num_rows:
-            raise mismatch(f"the index of {segment.path} leaves out rows")
-        return _totals(group, table.num_rows)
+    def _check_group(self, inspection: Inspection, number: int, data: bytes, streams: dict[int, Kept | None]) -> None:
+        table, rows, extents = inspection.take(number, data)
+        types = whole(table.column("content_type"))
+        for incarnation, of_stream in groupby(extents, key=lambda extent: extent.incarnation):
+            found, stream = list(of_stream), streams[incarnation]
+            first, count = found[0].row_start, sum(extent.rows for extent in found)
+            if stream is not None and runs_of(types.slice(first, count)) != [(stream.content_type, count)]:
+                raise mismatch(f"stream {found[0].stream!r} has another content type")
+            for extent in found:
+                self._walk(rows, extent, stream)
 
     def _walk(self, group: RowGroup, extent: Extent, kept: Kept | None) -> None:
         walk = self._walks.get(extent.incarnation)
@@ -227,79 +170,6 @@ class Proof:
         while row < stop:
             row = walk.take(group, extent, row, start, kept.earliest if kept is not None else None)
             start = group.ends[row - 1]
-
-
-class _GroupTotals(NamedTuple):
-    rows: int
-    payload_bytes: int
-    first_position: int
-    last_position: int
-    first_at_ms: int
-    last_at_ms: int
-
-
-def _totals(group: RowGroup, rows: int) -> _GroupTotals:
-    positions, times = group.positions, group.times
-    return _GroupTotals(rows, group.length_of(0, rows), min(positions), max(positions), min(times), max(times))
-
-
-def _check_totals(segment: SegmentRef, totals: list[_GroupTotals]) -> None:
-    found = _GroupTotals(
-        sum(one.rows for one in totals),
-        sum(one.payload_bytes for one in totals),
-        min((one.first_position for one in totals), default=0),
-        max((one.last_position for one in totals), default=0),
-        min((one.first_at_ms for one in totals), default=0),
-        max((one.last_at_ms for one in totals), default=0),
-    )
-    proposed = _GroupTotals(
-        segment.rows,
-        segment.payload_bytes,
-        segment.first_position,
-        segment.last_position,
-        segment.first_at_ms,
-        segment.last_at_ms,
-    )
-    if found != proposed:
-        raise mismatch(f"rows, bytes, positions or times of {segment.path} are not those that were proposed")
-
-
-def _check_columns(
-    segment: SegmentRef,
-    footer: Footer,
-    table: arrow.Table,
-    extents: list[Extent],
-    streams: dict[int, Kept | None],
-) -> None:
-    """The columns that only other readers use: names, shard and content types."""
-    if _runs_of(table.column("bucket")) != [(segment.bucket, table.num_rows)]:
-        raise mismatch(f"{segment.path} has rows of another bucket")
-    if _runs_of(table.column("shard")) != [(footer.info.shard, table.num_rows)]:
-        raise mismatch(f"{segment.path} has rows of another shard")
-    if _runs_of(table.column("stream")) != _merged((extent.stream, extent.rows) for extent in extents):
-        raise mismatch(f"the index of {segment.path} does not match the streams of its rows")
-    types = whole(table.column("content_type"))
-    for incarnation, of_stream in groupby(extents, key=lambda extent: extent.incarnation):
-        rows = list(of_stream)
-        kept = streams[incarnation]
-        first, count = rows[0].row_start, sum(extent.rows for extent in rows)
-        if kept is not None and _runs_of(types.slice(first, count)) != [(kept.content_type, count)]:
-            raise mismatch(f"{segment.path} has another content type for stream {rows[0].stream!r}")
-
-
-def _runs_of(column: Any) -> list[tuple[Any, int]]:
-    """A column as values and how often each is repeated."""
-    array_ = whole(column) if isinstance(column, arrow.ChunkedArray) else column
-    if arrow.types.is_dictionary(array_.type):
-        array_ = array_.dictionary_decode()
-    encoded = compute.run_end_encode(array_)
-    ends = encoded.run_ends.to_pylist()
-    lengths = [end - before for before, end in pairwise([0, *ends])]
-    return list(zip(encoded.values.to_pylist(), lengths, strict=True))
-
-
-def _merged(runs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    return [(name, sum(count for _, count in of)) for name, of in groupby(runs, key=lambda run: run[0])]
 
 
 def _digests(
