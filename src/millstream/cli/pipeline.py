@@ -236,8 +236,163 @@ def _usage(options: argparse.Namespace) -> int:
     return 0
 
 
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+def _source_options(options: argparse.Namespace) -> dict[str, str]:
+    given = {"url": options.url, "token": options.token, "cold": options.cold}
+    return {name: value for name, value in given.items() if value}
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bucket", help="the bucket to export")
+    parser.add_argument("output", help="where the tables are: a folder, s3://…, gs://…, az://…")
+    parser.add_argument("--format", choices=("parquet", "delta"), default="parquet", help="(default parquet)")
+    parser.add_argument("--prefix", default="", help="only streams whose names start so")
+    parser.add_argument("--raw-only", action="store_true", help="no typed table of the JSON messages")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from millstream.pipeline.export import ExportOptions, export, output_settings
+
+    connection, _ = _connection(options)
+    summary = export(
+        _session(options),
+        ExportOptions(
+            connection,
+            _source_options(options),
+            options.bucket,
+            output_settings(options.output),
+            options.format,
+            options.prefix,
+            not options.raw_only,
+        ),
+    )
+    if options.json:
+        print_json(summary._asdict())
+    elif not summary.messages:
+        print(f"nothing new: the tables have bucket {options.bucket} up to position {summary.last_position:,}")
+    else:
+        headings = ("batch", "positions", "messages", "typed rows", "files", "new columns", "seconds")
+        positions = f"{summary.first_position}–{summary.last_position}"
+        columns = ", ".join(summary.new_columns) or "–"
+        row = (summary.batch, positions, summary.messages, summary.typed_rows, summary.files, columns)
+        print_table(headings, [(*row, f"{summary.seconds:.1f}")])
+    return 0
+
+
+# -- materialize -----------------------------------------------------------------------------------------------------
+
+
+def _add_materialize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bucket", help="the bucket whose streams are folded")
+    parser.add_argument(
+        "--fold", required=True, help="merge-patch, last-by-key, yjs, or a function of your own as module:function"
+    )
+    parser.add_argument("--key", help="for last-by-key: the field that is the key")
+    parser.add_argument("--prefix", default="", help="only streams whose names start so")
+    parser.add_argument("--content-type", help="of the snapshots, if not what the fold says")
+    parser.add_argument(
+        "--messages-min", type=int, default=1, help="leave streams alone that have fewer new messages (default 1)"
+    )
+
+
+def _materialize(options: argparse.Namespace) -> int:
+    from millstream.pipeline.materialize import MaterializeOptions, materialize
+
+    connection, _ = _connection(options)
+    summary = materialize(
+        _session(options),
+        MaterializeOptions(
+            connection,
+            _source_options(options),
+            options.bucket,
+            options.fold,
+            options.prefix,
+            options.key,
+            options.content_type,
+            options.messages_min,
+        ),
+    )
+    if options.json:
+        print_json(summary._asdict())
+    elif not summary.published:
+        print("nothing new to fold")
+    else:
+        headings = ("snapshots", "overtaken", "messages", "read", "snapshot bytes", "seconds")
+        row = (summary.published, summary.overtaken, summary.messages, human_bytes(summary.read_bytes))
+        print_table(headings, [(*row, human_bytes(summary.snapshot_bytes), f"{summary.seconds:.1f}")])
+    return 0
+
+
+# -- import ----------------------------------------------------------------------------------------------------------
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bucket", help="the bucket to import into; it must exist")
+    parser.add_argument("source", nargs="+", help="files or folders, or the URL of a server and paths of streams there")
+    parser.add_argument("--name", required=True, help="what is imported under one name is imported once")
+    parser.add_argument("--format", choices=("parquet", "json"), help="of files (default: by their names)")
+    parser.add_argument("--stream", help="the stream for all rows, if they do not say")
+    parser.add_argument("--stream-column", help="the column that names the stream (default stream)")
+    parser.add_argument("--order-by", help="columns that give a stream's rows their order (default: as they come)")
+    parser.add_argument("--content-type", help="of new streams (default application/json)")
+    parser.add_argument("--from-token", help="the token for the server that is read")
+
+
+def _import(options: argparse.Namespace) -> int:
+    from millstream.pipeline.bulk_import import ImportOptions, import_files, import_server
+
+    connection, _ = _connection(options)
+    given = ImportOptions(connection, _source_options(options), options.bucket, options.name, options.content_type)
+    bar = _Bar("importing")
+    try:
+        if options.source[0].startswith(("http://", "https://")):
+            origin, streams = _origin(options)
+            summary = import_server(_session(options), given, origin, streams, bar)
+        else:
+            files = [Path(one) for one in options.source]
+            kind = options.format or ("json" if files[0].suffix in (".json", ".jsonl", ".ndjson") else "parquet")
+            summary = import_files(
+                _session(options), given, files, kind, options.stream, options.stream_column, options.order_by, bar
+            )
+    finally:
+        bar.close()
+    if options.json:
+        print_json(summary._asdict())
+    else:
+        row = (summary.parts, summary.messages, summary.repeated, f"{summary.seconds:.1f}")
+        print_table(("files or streams", "messages", "appends that were there", "seconds"), [row])
+    return 0
+
+
+def _origin(options: argparse.Namespace) -> tuple[Connection, list[tuple[str, str]]]:
+    """The other server, and which of its streams get which names. A bucket of a millstream is all of its streams."""
+    from millstream.client import Client
+    from millstream.spark.options import Connection
+
+    url, paths = options.source[0].rstrip("/"), options.source[1:]
+    origin = Connection(url, options.from_token, 60.0)
+    if not paths:
+        raise ConfigurationError(
+            "the other server's streams are not named", hint="name paths of streams, or bucket/ for a whole bucket"
+        )
+    streams: list[tuple[str, str]] = []
+    with Client(url, token=options.from_token) as client:
+        for path in paths:
+            if path.endswith("/"):
+                bucket = path.rstrip("/")
+                streams += [(f"{bucket}/{entry.name}", entry.name) for entry in client.bucket(bucket).list()]
+            else:
+                streams.append((path, path.partition("/")[2] or path))
+    return origin, streams
+
+
 JOBS = (
     Job("compact", "merge small segments into large ones, and leave out what is dead", _add_compact, _compact),
+    Job("export", "write what is new in a bucket into tables, as Parquet or Delta", _add_export, _export),
+    Job("materialize", "fold streams into their current state, published as snapshots", _add_materialize, _materialize),
     Job("audit", "prove that the cold tier is whole and the server agrees; exit code 1 if not", _add_audit, _audit),
+    Job("import", "load files, or streams of another server, exactly once", _add_import, _import),
     Job("usage", "add up streams, messages and bytes by bucket and day", _add_usage, _usage),
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as arrow
+import pyarrow.compute as compute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,3 +45,9 @@ def map_tasks(
                 yield from work(pickle.loads(pickled[number]))
 
     return spark.range(0, len(arguments), 1, max(len(arguments), 1)).mapInArrow(each, columns)
+
+
+def run_edges(column: arrow.Array) -> list[int]:
+    """Where runs of equal values begin in a column, and at the end its length."""
+    encoded = compute.run_end_encode(column)
+    return [0, *encoded.run_ends.to_pylist()]
