@@ -21,7 +21,7 @@ import pyarrow as arrow
 from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.pipeline.audit_server import compare_with_server
 from millstream.pipeline.planning import DAY_MS
-from millstream.pipeline.server import JobServer, connect, store_of
+from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import map_tasks
 from millstream.pipeline.view import View, load_view
 from millstream.spark.options import ColdRoot, Connection
@@ -86,8 +86,12 @@ class _Task(NamedTuple):
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditReport:
+    with connected(options.connection) as server:
+        return _audit(spark, options, server)
+
+
+def _audit(spark: SparkSession, options: AuditOptions, server: JobServer) -> AuditReport:
     started = time.monotonic()
-    server = connect(options.connection)
     settings = store_of(server, options.cold)
     view = asyncio.run(_view(settings))
     segments = list(view.cold.segments.values())

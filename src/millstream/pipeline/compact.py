@@ -21,7 +21,7 @@ import msgspec
 from millstream.errors import Conflict, MillstreamError
 from millstream.pipeline.planning import Group, Limits, groups_of, plan_group, weigh
 from millstream.pipeline.rewriting import Part, rewrite
-from millstream.pipeline.server import JobServer, connect, store_of
+from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import run_tasks
 from millstream.pipeline.view import load_view
 from millstream.spark.options import ColdRoot, Connection
@@ -69,20 +69,20 @@ def compact(
 ) -> CompactSummary:
     """Merge until there is nothing left worth merging; `progress` gets how many groups of how many are done."""
     started = time.monotonic()
-    server = connect(options.connection)
-    settings = store_of(server, options.cold)
     limits = Limits(options.target_bytes, options.segments_min, options.dead_share)
     tallies: list[_Tally] = []
     refused = 0
-    for _ in range(PASSES_MAX):
-        groups = asyncio.run(_plan(settings, set(options.buckets) or None, limits))
-        if not groups:
-            break
-        done, conflicts = _run(spark, server, settings, groups, progress)
-        tallies += done
-        refused += conflicts
-        if not done:
-            break
+    with connected(options.connection) as server:
+        settings = store_of(server, options.cold)
+        for _ in range(PASSES_MAX):
+            groups = asyncio.run(_plan(settings, set(options.buckets) or None, limits))
+            if not groups:
+                break
+            done, conflicts = _run(spark, server, settings, groups, progress)
+            tallies += done
+            refused += conflicts
+            if not done:
+                break
     return CompactSummary(
         sum(tally.replaced for tally in tallies),
         sum(len(tally.segments) for tally in tallies),

@@ -22,7 +22,7 @@ import pyarrow as arrow
 from millstream.errors import Conflict, InvalidRequest, Unavailable
 from millstream.pipeline import delta
 from millstream.pipeline.export_files import ExportFile, FileTask, write_raw, write_typed
-from millstream.pipeline.server import connect
+from millstream.pipeline.server import connected
 from millstream.pipeline.tasks import run_tasks
 from millstream.pipeline.typing_json import Fields, merge_fields
 from millstream.spark.options import Connection
@@ -109,11 +109,8 @@ def export(spark: SparkSession, options: ExportOptions) -> ExportSummary:
 
 
 def _latest(options: ExportOptions) -> int:
-    server = connect(options.connection)
-    try:
+    with connected(options.connection) as server:
         return max(shard.latest for shard in server.cold(options.bucket).shards)
-    finally:
-        server.close()
 
 
 # -- the entries -----------------------------------------------------------------------------------------------------

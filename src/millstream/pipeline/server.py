@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,5 +79,10 @@ def store_of(server: JobServer, cold: ColdRoot) -> ObjectStoreSettings:
     return ObjectStoreSettings(backend, path, given | options | cold.credentials)
 
 
-def connect(connection: Connection) -> JobServer:
-    return JobServer(connection)
+@contextmanager
+def connected(connection: Connection) -> Iterator[JobServer]:
+    server = JobServer(connection)
+    try:
+        yield server
+    finally:
+        server.close()

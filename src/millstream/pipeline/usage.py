@@ -18,7 +18,7 @@ import pyarrow as arrow
 from millstream.pipeline import charts
 from millstream.pipeline.planning import DAY_MS, footers
 from millstream.pipeline.rewriting import read_footer
-from millstream.pipeline.server import connect, store_of
+from millstream.pipeline.server import connected, store_of
 from millstream.pipeline.tasks import map_tasks
 from millstream.pipeline.view import View, load_view
 from millstream.spark.options import ColdRoot, Connection
@@ -58,7 +58,8 @@ class _Task(NamedTuple):
 
 
 def usage(spark: SparkSession, options: UsageOptions) -> list[UsageRow]:
-    settings = store_of(connect(options.connection), options.cold)
+    with connected(options.connection) as server:
+        settings = store_of(server, options.cold)
     tasks = asyncio.run(_plan(settings, options))
     if not tasks:
         return []
