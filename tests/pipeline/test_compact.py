@@ -72,11 +72,8 @@ def test_replaced_segments_go_after_the_grace_period(spark: SparkSession, scene:
 def test_writes_and_deletions_go_on_while_segments_are_merged(spark: SparkSession, scene: Scene) -> None:
     """The job runs as a user starts it, beside a writer."""
     paths = fill(scene, "busy", flushes=3)
-    job = subprocess.Popen(
-        [sys.executable, "-m", "millstream.pipeline", "compact", "--url", scene.connection.url, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "millstream.pipeline", "compact", "--url", scene.connection.url, "--json"]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     expected = {path: scene.read(path) for path in paths}
     count = 0
     while job.poll() is None:
@@ -86,9 +83,8 @@ def test_writes_and_deletions_go_on_while_segments_are_merged(spark: SparkSessio
             assert scene.client.delete(paths[3]).status_code == 204
     expected[paths[1]] += b"".join(b"<%d>" % number for number in range(count))
     del expected[paths[3]]
-    assert job.stdout is not None and job.returncode == 0
-    summary = json.loads(job.stdout.read())
-    assert summary["groups"] >= 1
+    output, _ = job.communicate()
+    assert job.returncode == 0 and json.loads(output)["groups"] >= 1
     scene.flushed()
     assert {path: scene.read(path) for path in expected} == expected
     assert scene.client.get(paths[3]).status_code == 404

@@ -42,7 +42,7 @@ def test_usage_counts_what_is_alive_and_audit_finds_nothing_wrong_until_there_is
     scene.create("/counted/gone")
     scene.append("/counted/gone", {"never": "counted"})
     scene.flushed()
-    assert scene.client.put(f"/counted/trimmed/snapshot/{token(7)}", content=b"{}").status_code == 204
+    assert scene.client.put(f"/counted/trimmed/snapshot/{token(8)}", content=b"{}").status_code == 204
     assert scene.client.delete("/counted/gone").status_code == 204
     scene.flushed()
     [row] = usage(spark, UsageOptions(scene.connection, NO_COLD))

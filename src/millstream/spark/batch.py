@@ -15,7 +15,7 @@ from millstream.spark import planning
 from millstream.spark.cold_reader import ColdReader
 from millstream.spark.columns import layout_of
 from millstream.spark.errors import SourceError
-from millstream.spark.filters import Wanted, excludes_bucket, is_supported, narrow
+from millstream.spark.filters import excludes_bucket, is_supported, narrow
 from millstream.spark.options import ReadOptions
 from millstream.spark.pieces import Partition, RowRules, batches_of, feed_tables, segment_tables
 from millstream.spark.server import Server
@@ -26,7 +26,6 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._filters: list[Filter] = []
-        self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -41,7 +40,9 @@ class BatchReader(DataSourceReader):
                 for shard in cold.shards:
                     wanted = planning.within(wanted, shard, options.starting, options.ending)
                     partitions += planning.plan(options, server, cold, wanted, shard)
-            self._wanted = wanted
+            # Spark has pickled this reader before it asks for partitions: only they travel to the tasks.
+            for partition in partitions:
+                partition.wanted = wanted
             # Without a partition Spark would call `read` with none; an empty one reads nothing.
             return list(partitions) or [Partition(None)]
         finally:
@@ -50,7 +51,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
         part, options = cast("Partition", partition), self._options
         layout = layout_of(self._schema, options)
-        rules = RowRules(options.bucket, self._wanted, tuple(self._filters))
+        rules = RowRules(options.bucket, part.wanted, tuple(self._filters))
         if part.segments:
             assert part.cold is not None
             reader = ColdReader(part.cold)

@@ -59,6 +59,7 @@ class Partition(InputPartition):
     cold: ObjectStoreSettings | None
     segments: list[SegmentPiece] = field(default_factory=list)
     feed: list[FeedPiece] = field(default_factory=list)
+    wanted: Wanted = field(default_factory=Wanted)
 
 
 @dataclass(frozen=True)
