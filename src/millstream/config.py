@@ -206,6 +206,14 @@ class ReadSection:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSection:
+    """Jobs that the server starts by itself."""
+
+    compact_every: float = setting("0s", DURATION, "How often segments are compacted; 0s for never. Needs Spark.")
+    master: str = setting("local[1]", TEXT, "Where Spark runs for that.")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
@@ -213,6 +221,7 @@ class Config:
     cold: ColdSection = field(default_factory=ColdSection)
     http: HttpSection = field(default_factory=HttpSection)
     read: ReadSection = field(default_factory=ReadSection)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
@@ -222,6 +231,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "cold": ColdSection,
     "http": HttpSection,
     "read": ReadSection,
+    "pipeline": PipelineSection,
 }
 
 

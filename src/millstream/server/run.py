@@ -19,6 +19,7 @@ from millstream.errors import ConfigurationError
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.server.app import Application
+from millstream.server.housekeeping import Housekeeping
 from millstream.server.limits import HttpLimits, ReadLimits
 from millstream.server.native import NativeServer
 from millstream.shard.flusher import FlushLimits
@@ -164,6 +165,12 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
     return listening
 
 
+def _own_url(host: str, port: int) -> str:
+    """How a process on this machine reaches the listener."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 async def serve(config: Config, announce: Callable[[str], None], *, node: Node | None = None) -> None:
     """Run until SIGTERM or SIGINT, then stop in order."""
     listening = open_listener(config.server.listen)
@@ -197,10 +204,16 @@ async def serve(config: Config, announce: Callable[[str], None], *, node: Node |
     for notice in node.shard.notices:
         logger.info(notice)
     host, port = listening.getsockname()[:2]
+    store = object_store_settings(config)
+    housekeeping = Housekeeping(
+        _own_url(host, port), config.pipeline.compact_every, config.pipeline.master, store.backend, store.options
+    )
+    housekeeping.start()
     announce(
         f"millstream listens on http://{f'[{host}]' if ':' in host else host}:{port}, keeps its data in"
         f" {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after fdatasync (group commit)"
     )
     await stopped.wait()
+    await housekeeping.stop()
     await server.stop(config.server.stop_timeout)
     await node.stop()
