@@ -173,6 +173,8 @@ class Sender:
         claim = ProducerClaim(self._producer, self._epoch, seq)
         answer = self._server.append(group.key, group.content_type, body, claim)
         if answer.status == 404 and self._options.creates_streams:
+            # A stream below /v1/stream/ brings its bucket along; a mistyped one must not come into being.
+            self._server.check_bucket(group.key.bucket)
             created = self._server.create(group.key, group.content_type)
             if created.status not in (200, 201):
                 raise self._refused(group, created)

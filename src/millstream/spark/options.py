@@ -197,7 +197,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         bytes_per_trigger=given.parsed("maxBytesPerTrigger", _some_bytes, "a size such as 64m, more than nothing"),
         records_per_trigger=given.parsed("maxRecordsPerTrigger", _some, "a whole number, 1 or more"),
         partition_bytes=given.parsed("maxPartitionBytes", _some_bytes, "a size such as 128m, more than nothing")
-        or 128 << 20,
+        or 64 << 20,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         push_filters=given.flag("pushFilters", True),
     )

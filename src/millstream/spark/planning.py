@@ -21,6 +21,7 @@ from millstream.tiers.segments import Footer
 
 # The feed is cut at this many positions, so that a long one has several readers.
 FEED_POSITIONS: Final = 250_000
+PIECES_PER_PARTITION: Final = 8
 
 
 def asked_for(options: ReadOptions) -> Wanted:
@@ -93,7 +94,7 @@ def segment_pieces(
     pieces = []
     for segment, footer, groups, incarnations in found:
         earliest = {one: alive.get(one, NOTHING_ALIVE) for one in incarnations if alive.get(one, NOTHING_ALIVE)}
-        for run in _runs(footer, groups, options.partition_bytes):
+        for run in _runs(footer, groups, max(options.partition_bytes // PIECES_PER_PARTITION, 1)):
             pieces.append(SegmentPiece(segment, tuple(run), earliest, _stored_bytes(footer, run)))
     return pieces
 
@@ -121,13 +122,27 @@ def _runs(footer: Footer, groups: list[int], bytes_max: int) -> list[list[int]]:
 
 
 def _grouped(pieces: list[SegmentPiece], bytes_max: int) -> list[list[SegmentPiece]]:
-    """Pieces gathered into partitions of at most so many bytes, one piece at least."""
-    partitions: list[list[SegmentPiece]] = []
-    size = bytes_max
+    """Pieces gathered into partitions of about one size, so that no task is done long after the others."""
+    total = sum(piece.stored_bytes for piece in pieces)
+    count = max(-(-total // bytes_max), 1)
+    partitions: list[list[SegmentPiece]] = [[] for _ in range(count)]
+    size = 0
     for piece in pieces:
-        if size + piece.stored_bytes > bytes_max:
-            partitions.append([])
-            size = 0
-        partitions[-1].append(piece)
+        # Where the middle of the piece lies in all there is, says which partition's it is.
+        middle = size + piece.stored_bytes // 2
+        partitions[min(middle * count // max(total, 1), count - 1)].append(piece)
         size += piece.stored_bytes
-    return partitions
+    return [_joined(partition) for partition in partitions if partition]
+
+
+def _joined(pieces: list[SegmentPiece]) -> list[SegmentPiece]:
+    """The same pieces, those of one segment as one."""
+    joined: list[SegmentPiece] = []
+    for piece in pieces:
+        if joined and joined[-1].segment == piece.segment:
+            last = joined[-1]
+            size = last.stored_bytes + piece.stored_bytes
+            joined[-1] = replace(last, groups=last.groups + piece.groups, stored_bytes=size)
+        else:
+            joined.append(piece)
+    return joined

@@ -175,7 +175,7 @@ class Server:
             )
         if problem["code"] == "bucket_not_found":
             raise SourceError(
-                f"the option 'bucket' is {bucket!r}, and {url} has no such bucket",
+                f"the option or column 'bucket' is {bucket!r}, and {url} has no such bucket",
                 hint=f"create it (curl -X PUT {url}/{bucket}), or correct the name",
             )
         if problem["code"] == "invalid_path" or problem["code"] == "invalid_bucket":
