@@ -303,6 +303,14 @@ class LoggingSection:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSection:
+    """Jobs that the server starts by itself."""
+
+    compact_every: float = setting("0s", DURATION, "How often segments are compacted; 0s for never. Needs Spark.")
+    master: str = setting("local[1]", TEXT, "Where Spark runs for that.")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
@@ -315,6 +323,7 @@ class Config:
     limits: LimitsSection = field(default_factory=LimitsSection)
     tls: TlsSection = field(default_factory=TlsSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
@@ -329,6 +338,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "limits": LimitsSection,
     "tls": TlsSection,
     "logging": LoggingSection,
+    "pipeline": PipelineSection,
 }
 
 

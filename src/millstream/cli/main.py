@@ -17,7 +17,19 @@ from millstream.cli.terminal import Style
 from millstream.errors import MillstreamError
 
 # Each is a module of this package. Only the one that is asked for is imported: some bring the whole server.
-COMMANDS = ("serve", "streams", "buckets", "snapshot", "status", "doctor", "restore", "cold", "token", "completion")
+COMMANDS = (
+    "serve",
+    "streams",
+    "buckets",
+    "snapshot",
+    "status",
+    "doctor",
+    "restore",
+    "cold",
+    "pipeline",
+    "token",
+    "completion",
+)
 
 
 def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
@@ -60,8 +72,12 @@ def _report(error: MillstreamError, *, as_json: bool) -> None:
 
 
 def entry() -> NoReturn:
+    run_and_leave()
+
+
+def run_and_leave(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run and leave without tearing the interpreter down: the object store's threads do not survive that cleanly."""
-    code = main()
+    code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -21,6 +21,8 @@ from millstream.protocol.keys import (
     stream_key_of,
 )
 from millstream.server.bucket_api import BucketApi
+from millstream.server.cold_api import ColdApi
+from millstream.server.compaction_api import CompactionApi
 from millstream.server.error_map import error_response, problem
 from millstream.server.examples import EXAMPLES_ROOT, Examples
 from millstream.server.feed_api import FeedApi
@@ -38,6 +40,7 @@ from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
 from millstream.server.yjs_api import YjsApi, YjsSettings
 from millstream.shard.shard import Shard
+from millstream.tiers.objects import ObjectStoreSettings
 from millstream.yjs.names import YJS_ROOT, Document, parse_document
 
 logger = logging.getLogger("millstream.server")
@@ -60,6 +63,8 @@ _OPERATIONS: Final = {
     ("readyz", "cluster"): "cluster readiness",
     ("metrics",): "metrics",
     ("cluster", "hot-cold-stats"): "stats",
+    ("cluster", "cold"): "cluster cold",
+    ("cluster", "compactions"): "compactions",
 }
 
 Handler = Callable[..., None]
@@ -96,6 +101,8 @@ def _route(path: bytes) -> Route:
             return Route("bucket", (parse_bucket(head),))
         case ["streams"]:
             return Route("listing", (parse_bucket(head),))
+        case ["streams", "cold"]:
+            return Route("cold", (parse_bucket(head),))
         case ["streams", "feed"]:
             return Route("feed", (parse_bucket(head),))
         case [stream]:
@@ -122,7 +129,13 @@ def target_of(path: bytes) -> Target:
 
 class Application:
     def __init__(
-        self, shard: Shard, limits: ReadLimits, yjs: YjsSettings | None = None, *, needs_tokens: bool = False
+        self,
+        shard: Shard,
+        limits: ReadLimits,
+        store: ObjectStoreSettings,
+        yjs: YjsSettings | None = None,
+        *,
+        needs_tokens: bool = False,
     ) -> None:
         self.gate: Gate | None = None
         self.logs_access = False
@@ -141,15 +154,19 @@ class Application:
         buckets = BucketApi(shard)
         feed = FeedApi(shard, self.readers)
         self.health = HealthApi([shard])
+        cold = ColdApi(shard, store)
         self._resources: dict[str, dict[str, Handler]] = {
             "health": {"GET": self.health.alive},
             "readiness": {"GET": self.health.ready},
             "cluster readiness": {"GET": self.health.ready_in_cluster},
             "metrics": {"GET": MetricsApi(self.metrics, self.readers, [shard]).expose},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
+            "compactions": {"POST": CompactionApi(shard).commit},
+            "cluster cold": {"GET": cold.describe_all},
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},
+            "cold": {"GET": cold.describe, "POST": cold.ask_alive},
             "bootstrap": {"GET": self._snapshots.bootstrap},
             "latest snapshot": {"GET": self._snapshots.latest},
             "snapshot": {

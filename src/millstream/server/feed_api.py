@@ -81,12 +81,7 @@ class FeedApi:
             return self._shard.feed.earliest
         if token == "now":
             return self._shard.feed.latest
-        match = _TOKEN.fullmatch(token)
-        if match is None:
-            raise InvalidRequest(
-                f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
-            )
-        after = int(match[1])
+        after = position_of(token)
         if after < self._shard.feed.earliest:
             raise OffsetTrimmed(
                 "what happened after this token is no longer kept",
@@ -147,6 +142,15 @@ class FeedFollower(Follower):
         if up_to_date:
             control["upToDate"] = True
         return b"id: %b\n" % _token(self._after).encode() + encode_event(b"control", msgspec.json.encode(control))
+
+
+def position_of(token: str) -> int:
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise InvalidRequest(
+            f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
+        )
+    return int(match[1])
 
 
 def parse_bytes_max(query: dict[str, str], limit: int) -> int:

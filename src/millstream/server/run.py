@@ -25,6 +25,7 @@ from millstream.server.app import Application
 from millstream.server.examples import Examples
 from millstream.server.exposure import check_exposure
 from millstream.server.gate import Gate
+from millstream.server.housekeeping import Housekeeping
 from millstream.server.limits import http_limits, read_limits
 from millstream.server.native import NativeServer
 from millstream.server.reload import Reloader
@@ -124,7 +125,11 @@ class Node:
         await self.shard.start()
         config = self.config
         self.app = app = Application(
-            self.shard, read_limits(config), yjs_settings(config), needs_tokens=config.auth.enabled
+            self.shard,
+            read_limits(config),
+            object_store_settings(config),
+            yjs_settings(config),
+            needs_tokens=config.auth.enabled,
         )
         app.logs_access = config.logging.access
         app.gate = self.open_gate(config)
@@ -206,6 +211,12 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
     return listening
 
 
+def _own_url(host: str, port: int) -> str:
+    """How a process on this machine reaches the listener."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 async def serve(
     config: Config,
     announce: Callable[[str], None],
@@ -241,6 +252,11 @@ async def serve(
     if not is_possible():
         logger.info("Yjs documents are served but not compacted: pycrdt is missing, pip install 'millstream[yjs]'")
     host, port = listening.getsockname()[:2]
+    store = object_store_settings(config)
+    housekeeping = Housekeeping(
+        _own_url(host, port), config.pipeline.compact_every, config.pipeline.master, store.backend, store.options
+    )
+    housekeeping.start()
     announce(
         f"millstream listens on http{'s' if tls is not None else ''}://{f'[{host}]' if ':' in host else host}:{port},"
         f" keeps its data in {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after"
@@ -252,6 +268,7 @@ async def serve(
     deadline = loop.time() + config.server.stop_timeout
     logger.info("stopping: no more connections, requests finish, live reads end")
     app.health.is_stopping = True
+    await housekeeping.stop()
     await server.stop(config.server.stop_timeout * REQUESTS_SHARE)
     await node.stop(max(deadline - loop.time(), 0.0))
     logger.info("stopped")

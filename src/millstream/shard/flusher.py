@@ -29,13 +29,14 @@ from millstream.log.interface import Log
 from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentRef, SegmentSealed
+from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import (
     Catalog,
     Checkpoint,
     EncodedStream,
     SealedFlush,
+    SealedReplacement,
     SealedSegment,
     encode_key,
     encode_singletons,
@@ -45,13 +46,14 @@ from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_p
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import (
-    FORMAT,
     FeedNote,
     Manifest,
     ManifestFlush,
     ManifestStream,
+    Replacement,
     encode_manifest,
     encode_notes,
+    manifest_format,
 )
 from millstream.tiers.segments import EncodedSegment, StreamRun, encode_segment
 
@@ -88,6 +90,7 @@ class _Frozen(NamedTuple):
     incarnations: set[int]
     unflushed_bytes: int
     removed_segments: list[str]
+    replaced: list[SegmentsReplaced]
     records_applied: int
 
 
@@ -191,6 +194,7 @@ class Flusher:
         paths = {path for record in self._machine.sealed for path in (record.manifest, record.notes)}
         paths |= {segment.path for record in self._machine.sealed for segment in record.segments}
         paths |= {flush.notes for flush in self._sealed}
+        paths |= {segment.path for record in self._machine.replaced for segment in record.segments}
         return paths | {sealed.segment.path for flush in self._sealed for sealed in flush.segments}
 
     async def flush(self) -> int:
@@ -239,6 +243,7 @@ class Flusher:
         incarnations, hot.unflushed = hot.unflushed, set()
         unflushed_bytes, hot.unflushed_bytes = hot.unflushed_bytes, 0
         removed_segments, self.removed_segments = self.removed_segments, []
+        replaced, machine.replaced = machine.replaced, []
         return _Frozen(
             position=position,
             first_position=first_position,
@@ -259,6 +264,7 @@ class Flusher:
             incarnations=incarnations,
             unflushed_bytes=unflushed_bytes,
             removed_segments=removed_segments,
+            replaced=replaced,
             records_applied=machine.records_applied,
         )
 
@@ -307,6 +313,7 @@ class Flusher:
         hot.unflushed |= {incarnation for incarnation in frozen.incarnations if incarnation in hot.tails}
         hot.unflushed_bytes += frozen.unflushed_bytes
         self.removed_segments += frozen.removed_segments
+        machine.replaced = frozen.replaced + machine.replaced
 
     # -- storing -------------------------------------------------------------------------------------------
 
@@ -348,8 +355,9 @@ class Flusher:
                 return  # the store is down; what is left there is found and removed at the next start
 
     def _manifest(self, frozen: _Frozen, flush: SealedFlush) -> Manifest:
+        replacements = [Replacement(record.replaced, record.segments) for record in frozen.replaced]
         return Manifest(
-            FORMAT,
+            manifest_format(replacements, []),
             0,
             self._catalog.position,
             frozen.position,
@@ -368,6 +376,7 @@ class Flusher:
             frozen.removed,
             frozen.trimmed,
             {name.decode(): row for name, row in frozen.singletons.items()},
+            replacements,
         )
 
     async def _seal(self, frozen: _Frozen, flush: SealedFlush, manifest: str) -> None:
@@ -384,6 +393,7 @@ class Flusher:
         self._sealed.append(flush)
 
     async def _commit(self, frozen: _Frozen) -> None:
+        replacements = [await self._indexed(record) for record in frozen.replaced]
         flushes, self._sealed = self._sealed, []
         checkpoint = Checkpoint(
             frozen.position,
@@ -394,6 +404,7 @@ class Flusher:
             frozen.trimmed,
             flushes,
             self._clock.now_ms(),
+            replacements,
         )
         loop = asyncio.get_running_loop()
         try:
@@ -402,6 +413,10 @@ class Flusher:
             self._sealed = flushes + self._sealed
             raise
         await loop.run_in_executor(self._thread, self._log.trim, frozen.position)
+
+    async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
+        segments = [SealedSegment(one, (await self._cold.footer(one)).extents) for one in record.segments]
+        return SealedReplacement(record.replaced, segments)
 
     async def _delete_freed_blobs(self, frozen: _Frozen) -> None:
         for blob in frozen.freed_blobs:

@@ -43,14 +43,15 @@ class Reclaimer:
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._started_at = catalog.position
+        # Whether what a crash left behind is gone.
+        self.is_tidy = False
 
     async def run_forever(self) -> None:
-        is_tidy = False
         while True:
             try:
-                if not is_tidy:
+                if not self.is_tidy:
                     await self._remove_leftovers()
-                    is_tidy = True
+                    self.is_tidy = True
                 await self.reclaim()
             except MillstreamError as error:
                 logger.warning("space could not be reclaimed, next try in %.0f s: %s", ROUND_SECONDS, error)

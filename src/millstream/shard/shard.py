@@ -22,6 +22,7 @@ from millstream.log.interface import Log
 from millstream.measures import ShardMeasures
 from millstream.protocol.keys import StreamKey
 from millstream.shard.committer import Batch, Committer, Reply
+from millstream.shard.compaction import Compaction
 from millstream.shard.feed import Feed
 from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listing import Listing
@@ -36,6 +37,7 @@ from millstream.streams.records import (
     AnyRecord,
     Appended,
     SecretsCreated,
+    SegmentRef,
     SnapshotPublished,
     SnapshotRef,
     StreamCreated,
@@ -54,6 +56,7 @@ logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
 WAKE_SLICE: Final = 64
+ALIVE_SLICE: Final = 256
 # Live readers of one stream that hear of an append before its writer does; more of them hear after it.
 WAKE_FIRST_MAX: Final = 8
 # Reads between two batches that leave the loop free enough to wait for the disk itself.
@@ -123,6 +126,9 @@ class Shard:
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
         self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
+        self.compaction = Compaction(
+            self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy
+        )
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
         self._changed: dict[int, Stream] = {}
@@ -152,6 +158,7 @@ class Shard:
             loop.create_task(self._tick_forever()),
             loop.create_task(self.flusher.run_forever()),
             loop.create_task(self._reclaimer.run_forever()),
+            loop.create_task(self.compaction.sweep_forever()),
         ]
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
@@ -159,6 +166,7 @@ class Shard:
         for task in (*self._tasks, *self._errands):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
+        await self.compaction.stop()
         try:
             if self.committer.failure is None:
                 self._flush_touches()
@@ -211,6 +219,21 @@ class Shard:
 
     def cold_totals(self) -> ColdTotals:
         return self._catalog.cold_totals()
+
+    def cold_segments(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+        """The first position that is not cold, and the bucket's segments before it that reach beyond `after`."""
+        return self._catalog.segments_of(bucket, after)
+
+    async def alive(self, bucket: str, incarnations: list[int]) -> list[tuple[int, int]]:
+        """Those of the incarnations that still count, each with the offset before which nothing of it does."""
+        found: list[tuple[int, int]] = []
+        for count, incarnation in enumerate(incarnations, 1):
+            stream = self.machine.peek(incarnation)
+            if stream is not None and stream.key.bucket == bucket:
+                found.append((incarnation, 0 if stream.forks else stream.earliest))
+            if count % ALIVE_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
 
     def backpressure_reason(self) -> str | None:
         """Why writers are being refused; None if lately none was, or there is room again."""

@@ -20,6 +20,7 @@ from millstream.streams.records import (
     BucketDeleted,
     SecretsCreated,
     SegmentSealed,
+    SegmentsReplaced,
     SnapshotPublished,
     StreamCreated,
     StreamDeleted,
@@ -45,6 +46,8 @@ class StateMachine(Checks):
         # Before this position everything is cold; `sealed` are the segments the catalog does not list yet.
         self.flushed = 1
         self.sealed: list[SegmentSealed] = []
+        # Compactions the catalog does not reflect yet.
+        self.replaced: list[SegmentsReplaced] = []
         self.records_applied = 0
         self._effects: dict[type[AnyRecord], Callable[..., Stream | None]] = {
             Appended: self._appended,
@@ -60,6 +63,7 @@ class StateMachine(Checks):
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
             StreamTrimmed: self._stream_trimmed,
+            SegmentsReplaced: self._segments_replaced,
         }
 
     def apply(self, record: AnyRecord, position: int) -> Stream | None:
@@ -207,6 +211,9 @@ class StateMachine(Checks):
         self.flushed = record.through
         self.sealed.append(record)
         self.records_applied -= 1  # it tells of changes that are stored, and is none itself
+
+    def _segments_replaced(self, record: SegmentsReplaced, position: int) -> None:
+        self.replaced.append(record)
 
     def _secrets_created(self, record: SecretsCreated, position: int) -> None:
         self.secrets = record

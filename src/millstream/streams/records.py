@@ -198,6 +198,14 @@ class SegmentSealed(Record, frozen=True, tag=12):
     segments: list[SegmentRef]
 
 
+class SegmentsReplaced(Record, frozen=True, tag=13):
+    """The live messages of the segments at these paths are in new segments from now on."""
+
+    at_ms: int
+    replaced: list[str]
+    segments: list[SegmentRef]
+
+
 class StreamTrimmed(Record, frozen=True, tag=14):
     """What came before `earliest`, a message boundary, is given up."""
 
@@ -219,6 +227,7 @@ AnyRecord = (
     | SubscriptionChanged
     | SnapshotPublished
     | SegmentSealed
+    | SegmentsReplaced
     | StreamTrimmed
 )
 

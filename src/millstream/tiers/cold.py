@@ -32,18 +32,23 @@ from millstream.tiers.segments import (
     RowGroup,
     decode_footer,
     decode_row_group,
-    read_row_group,
+    decode_row_group_of,
     row_group_range,
 )
 
 READING_THREADS: Final = 4
 GROUPS_AHEAD: Final = 3
+COMPACTED: Final = "-compacted.parquet"  # how the names of segments end that a compaction wrote
 FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 
 def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
     day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
     return f"segments/bucket={quote(bucket, safe='')}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
+
+
+def compacted_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
+    return segment_path(bucket, at_ms, shard, position, random).removesuffix(".parquet") + COMPACTED
 
 
 def manifest_path(shard: int, position: int, random: bytes) -> str:
@@ -104,7 +109,7 @@ class ColdTier:
         end = group.ends[stop - 1]
         if stop == rows.stop and end < limit:
             self._read_ahead(incarnation, end)
-        return Run(start, end, [group.bytes_of(first, stop)] if joined else group.messages(first, stop))
+        return Run(start, end, [group.view_of(first, stop)] if joined else group.messages(first, stop))
 
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent:
         extent = self._catalog.extent_at(incarnation, offset)
@@ -170,7 +175,7 @@ class ColdTier:
         def read() -> RowGroup:
             file = self.objects.file(path)
             if file is not None:
-                return read_row_group(metadata, group, file, with_order=with_order)
+                return decode_row_group_of(file, metadata, group, with_order=with_order)
             start, end = row_group_range(metadata, group)
             data = self.objects.get_range_now(path, start, end)
             return decode_row_group(metadata, group, start, data, path, with_order=with_order)
