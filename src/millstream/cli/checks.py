@@ -68,7 +68,7 @@ def _data_directory(config: Config, clock: Clock) -> Iterator[Finding]:
         yield Finding(name, "problem", f"{place} is not a directory", "choose another one with --data-dir")
         return
     try:
-        with _probe(place, clock) as probe:
+        with _Probe(place, clock) as probe:
             probe.write(b"millstream doctor\n")
     except OSError as error:
         message = f"{place} cannot be written: {error.strerror}"
@@ -98,7 +98,7 @@ def _holder(lock: Path) -> str | None:
     return None
 
 
-class _probe:
+class _Probe:
     """A file that is gone afterwards."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -111,7 +111,7 @@ class _probe:
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
 
-    def __enter__(self) -> _probe:
+    def __enter__(self) -> _Probe:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -149,7 +149,7 @@ def _durability(config: Config, clock: Clock) -> Iterator[Finding]:
         yield Finding(name, "problem", f"{place} is on {kind}, which is memory", hint)
         return
     try:
-        with _probe(place, clock) as probe:
+        with _Probe(place, clock) as probe:
             times: list[float] = []
             for _ in range(SYNCS):
                 probe.write(bytes(4096))
@@ -212,7 +212,7 @@ def _object_store(config: Config, clock: Clock) -> Iterator[Finding]:
 def _folder_to_be(name: str, where: str, path: Path, clock: Clock) -> Finding:
     place = _nearest(path)
     try:
-        with _probe(place, clock) as probe:
+        with _Probe(place, clock) as probe:
             probe.write(b"millstream doctor\n")
     except OSError as error:
         message = f"{place} cannot be written: {error.strerror}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from typing import TYPE_CHECKING
 
 from millstream.client.connections import ANSWER_BYTES_MAX, IDLE_CONNECTIONS_MAX, RECEIVE_BYTES, is_readable, reason_of
@@ -38,9 +37,6 @@ class AsyncConnection:
                 was_sent=False,
                 hint="is the server running, and is this its address?",
             ) from None
-        found = writer.get_extra_info("socket")
-        if found is not None:
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(origin, reader, writer)
 
     async def request(self, request: Request, timeout: float) -> AnswerParser:

@@ -162,7 +162,7 @@ def test_a_request_is_understood_or_refused(method: str, headers: dict[str, str]
     try:
         head = encode_head(ORIGIN, request)
     except BadRequest:
-        assert any(letter in value for value in headers.values() for letter in map(chr, range(127, 128)))
+        assert "\x7f" in "".join(headers.values())
         return
     judge = Judge(head + request.body)
     assert judge.is_complete and judge.url == request.target.encode() and judge.body == request.body
