@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from client.conftest import Connect
 from millstream.client import BadRequest, ProducerFenced, StreamClosed
+from support.clients import Connect
 from support.server import ServerProcess
 
 JSON = "application/json"
@@ -130,29 +130,39 @@ def test_a_replay_with_the_same_epoch_writes_nothing_twice(client: Any, bucket: 
     assert list(stream.read_json()) == list(range(500))
 
 
-@pytest.mark.parametrize("in_flight", [1, 5])
-def test_nothing_is_lost_or_doubled_across_kills(connect: Connect, tmp_path: Path, in_flight: int) -> None:
+def survive(client: Any, server: ServerProcess, kills: int, **options: Any) -> None:
+    """Produce while the server is killed and restarted; then compare what is there with what was sent."""
+    stream = client.stream("exactly/once")
+    stream.create(content_type=JSON)
+    is_over = threading.Event()
+
+    def trouble() -> None:
+        for _ in range(kills):
+            time.sleep(0.3)
+            server.kill()
+            server.start()
+        is_over.set()
+
+    killer = threading.Thread(target=trouble)
+    killer.start()
+    count = 0
+    with client.producer(stream, "p", linger=0.001, batch_bytes=2000, **options) as producer:
+        while not is_over.is_set():
+            producer.append_many(range(count, count + 50))
+            count += 50
+            time.sleep(0.002)
+    killer.join()
+    assert count > 1000
+    assert list(stream.read_json()) == list(range(count))
+
+
+def test_nothing_is_lost_or_doubled_across_kills(connect: Connect, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", settings=("cold.flush_interval=300ms",)) as server:
-        client = connect(server.url)
-        stream = client.stream("exactly/once")
-        stream.create(content_type=JSON)
-        is_over = threading.Event()
+        survive(connect(server.url), server, 2, in_flight=5)
 
-        def trouble() -> None:
-            for _ in range(4):
-                time.sleep(0.3)
-                server.kill()
-                server.start()
-            is_over.set()
 
-        killer = threading.Thread(target=trouble)
-        killer.start()
-        count = 0
-        with client.producer(stream, "p", linger=0.001, batch_bytes=2000, in_flight=in_flight) as producer:
-            while not is_over.is_set():
-                producer.append_many(range(count, count + 50))
-                count += 50
-                time.sleep(0.002)
-        killer.join()
-        assert count > 1000
-        assert list(stream.read_json()) == list(range(count))
+@pytest.mark.soak
+@pytest.mark.parametrize("in_flight", [1, 2, 16])
+def test_nothing_is_lost_or_doubled_across_many_kills(connect: Connect, tmp_path: Path, in_flight: int) -> None:
+    with ServerProcess(tmp_path / "data", settings=("cold.flush_interval=300ms",)) as server:
+        survive(connect(server.url), server, 12, in_flight=in_flight)

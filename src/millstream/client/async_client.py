@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millstream.client import calls, live
+from millstream.client import calls
 from millstream.client.async_connections import AsyncPool
 from millstream.client.async_driver import AsyncFollowing, run
 from millstream.client.async_producer import AsyncIdempotentProducer
 from millstream.client.conversation import Call, converse, settings_of
 from millstream.client.errors import Conflict
+from millstream.client.live import Mode, Position, feed_items, follow, follow_feed
 from millstream.client.producing import ProducerOptions, ProducerState
 from millstream.client.results import (
     Appended,
@@ -40,19 +41,20 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         token: str | None = None,
         *,
         timeout: float = 30.0,
         live_timeout: float = 90.0,
         retries: int = 8,
-        patience: int = 60,
+        patience: int = 150,
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`timeout` bounds every wait for the server, `live_timeout` the silence of a live read. A call is repeated
-        `retries` times at most, what followers and producers do `patience` times in a row."""
-        self.url = url
+        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `timeout` bounds
+        every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times at
+        most, what followers and producers do `patience` times in a row."""
+        self.url = url if isinstance(url, str) else ",".join(url)
         self._settings = settings_of(url, token, retries, patience, clock or SystemClock())
         self._pool = AsyncPool(timeout, live_timeout, ssl_context)
 
@@ -107,15 +109,11 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _follow(
-        self, path: str, position: live.Position, mode: live.Mode, content_type: str | None
-    ) -> AsyncFollowing[Chunk]:
-        return AsyncFollowing(live.follow(path, position, mode, content_type, self._settings), self._pool, position)
+    def _follow(self, path: str, position: Position, mode: Mode, content_type: str | None) -> AsyncFollowing[Chunk]:
+        return AsyncFollowing(follow(path, position, mode, content_type, self._settings), self._pool, position)
 
-    def _follow_feed(
-        self, bucket: str, position: live.Position, prefix: str, mode: live.Mode
-    ) -> AsyncFollowing[FeedPage]:
-        return AsyncFollowing(live.follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
+    def _follow_feed(self, bucket: str, position: Position, prefix: str, mode: Mode) -> AsyncFollowing[FeedPage]:
+        return AsyncFollowing(follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
 
 
 class AsyncStream:
@@ -207,9 +205,9 @@ class AsyncStream:
         """The bytes of a stream that is not JSON, in one piece."""
         return b"".join([chunk.data async for chunk in self.read(offset)])
 
-    def follow(self, offset: str = "-1", mode: live.Mode = "auto") -> AsyncFollowing[Chunk]:
+    def follow(self, offset: str = "-1", mode: Mode = "auto") -> AsyncFollowing[Chunk]:
         """Everything from an offset on, as it is appended, until the stream is closed. `now` starts at its end."""
-        return self._client._follow(self.path, live.Position(offset), mode, self._content_type)
+        return self._client._follow(self.path, Position(offset), mode, self._content_type)
 
     async def head(self) -> StreamInfo:
         info = await self._client.call(calls.head(self.path))
@@ -265,19 +263,17 @@ class AsyncBucket:
     async def info(self) -> BucketInfo:
         return await self._client.call(calls.bucket_info(self.name))
 
-    async def list(self, prefix: str = "") -> AsyncIterator[StreamEntry]:
+    async def list(self, prefix: str = "", *, page_size: int = calls.PAGE_STREAMS_MAX) -> AsyncIterator[StreamEntry]:
         """The bucket's streams in the order of their names, fetched page by page."""
         after: str | None = None
         while True:
-            entries, after = await self._client.call(calls.list_page(self.name, prefix, after))
+            entries, after = await self._client.call(calls.list_page(self.name, prefix, after, page_size))
             for entry in entries:
                 yield entry
             if after is None:
                 return
 
-    def feed(
-        self, after: str | None = None, *, prefix: str = "", live: live.Mode | None = None
-    ) -> AsyncIterator[FeedPage]:
+    def feed(self, after: str | None = None, *, prefix: str = "", live: Mode | None = None) -> AsyncIterator[FeedPage]:
         """Everything that happened in the bucket after a token, in commit order; with `live`, also what will happen."""
         if live is not None:
             return self.follow_feed(after, prefix=prefix, mode=live)
@@ -286,15 +282,15 @@ class AsyncBucket:
     async def _feed(self, after: str | None, prefix: str) -> AsyncIterator[FeedPage]:
         while True:
             page = await self.feed_page(after, prefix=prefix)
-            yield FeedPage(live.feed_items(page.body), page.token, page.up_to_date)
+            yield FeedPage(feed_items(page.body), page.token, page.up_to_date)
             if page.up_to_date:
                 return
             after = page.token
 
     def follow_feed(
-        self, after: str | None = None, *, prefix: str = "", mode: live.Mode = "auto"
+        self, after: str | None = None, *, prefix: str = "", mode: Mode = "auto"
     ) -> AsyncFollowing[FeedPage]:
-        return self._client._follow_feed(self.name, live.Position(after or ""), prefix, mode)
+        return self._client._follow_feed(self.name, Position(after or ""), prefix, mode)
 
     async def feed_page(
         self, after: str | None = None, *, prefix: str = "", max_bytes: int | None = None, accept: str = calls.NDJSON

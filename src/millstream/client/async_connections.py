@@ -7,7 +7,7 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from millstream.client.connections import ANSWER_BYTES_MAX, IDLE_CONNECTIONS_MAX, RECEIVE_BYTES, reason_of
+from millstream.client.connections import ANSWER_BYTES_MAX, IDLE_CONNECTIONS_MAX, RECEIVE_BYTES, is_readable, reason_of
 from millstream.client.errors import BadAnswer, ConnectionFailed
 from millstream.client.http1 import AnswerParser, encode_head
 from millstream.client.messages import Origin, Request, Response
@@ -108,7 +108,9 @@ class AsyncConnection:
         return self._parser.is_complete and self._parser.can_reuse
 
     def is_stale(self) -> bool:
-        return self._reader.at_eof() or self._reader.exception() is not None or self._writer.is_closing()
+        """Whether the server has ended an idle connection, also if the event loop has not noticed yet."""
+        found = self._writer.get_extra_info("socket")
+        return self._reader.at_eof() or self._writer.is_closing() or found is None or is_readable(found.fileno())
 
     def close(self) -> None:
         self._writer.close()

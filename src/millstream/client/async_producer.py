@@ -73,9 +73,9 @@ class AsyncIdempotentProducer:
                     self._start_lanes()
                     self._changed.notify()
 
-    async def flush(self) -> None:
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything handed over so far is durable."""
-        async with self._changed:
+        async with asyncio.timeout(timeout), self._changed:
             self._state.seal()
             await self._finish()
 

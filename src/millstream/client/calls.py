@@ -29,7 +29,7 @@ from millstream.protocol.multipart import decode_parts
 
 T = TypeVar("T")
 
-PAGE_STREAMS: Final = 1000
+PAGE_STREAMS_MAX: Final = 1000
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
@@ -333,9 +333,7 @@ def _bucket(response: Response) -> BucketInfo:
     return BucketInfo(found["bucket_id"], found["streams"], found["created_at_ms"])
 
 
-def list_page(
-    name: str, prefix: str, after: str | None, limit: int = PAGE_STREAMS
-) -> Call[tuple[list[StreamEntry], str | None]]:
+def list_page(name: str, prefix: str, after: str | None, limit: int) -> Call[tuple[list[StreamEntry], str | None]]:
     """A page of a bucket's streams, and where the next one starts if there is one."""
     target = with_query(f"{bucket_path(name)}/streams", prefix=prefix, after=after, limit=limit)
     return Call(Request("GET", target), _page)

@@ -10,6 +10,7 @@ import contextlib
 import select
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from millstream.client.errors import BadAnswer, ConnectionFailed
@@ -33,10 +34,7 @@ class Connection:
         self.is_used = False
         self._parser = AnswerParser("GET")
         try:
-            self._socket = socket.create_connection((origin.host, origin.port), timeout)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is not None:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=origin.host)
+            self._socket = _connected(origin, timeout, tls)
         except OSError as error:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
@@ -44,8 +42,8 @@ class Connection:
                 hint="is the server running, and is this its address?",
             ) from None
 
-    def request(self, request: Request, timeout: float) -> AnswerParser:
-        """Send a request and wait until its answer has begun."""
+    def request(self, request: Request, timeout: float, on_sent: Callable[[], None] | None = None) -> AnswerParser:
+        """Send a request and wait until its answer has begun; `on_sent` is called between the two."""
         parser = self._parser = AnswerParser(request.method)
         head = encode_head(self.origin, request)
         self._socket.settimeout(timeout)
@@ -59,6 +57,8 @@ class Connection:
             raise self._failure(f"{self.origin} took nothing for {timeout:g} s") from None
         except OSError:
             pass  # it may have refused the body before reading all of it: its answer says so
+        if on_sent is not None:
+            on_sent()
         while not parser.status:
             self._receive()
         self.is_used = True
@@ -111,9 +111,7 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the server has ended an idle connection, or says something nobody asked for."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return is_readable(self._socket.fileno())
 
     def interrupt(self) -> None:
         """Wake a thread that is reading from this connection; it sees the end."""
@@ -135,8 +133,10 @@ class Pool:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def exchange(self, origin: Origin, request: Request, *, is_live: bool = False) -> Response:
-        connection, parser = self.open(origin, request, is_live=is_live)
+    def exchange(
+        self, origin: Origin, request: Request, *, is_live: bool = False, on_sent: Callable[[], None] | None = None
+    ) -> Response:
+        connection, parser = self.open(origin, request, is_live=is_live, on_sent=on_sent)
         try:
             response = (
                 Response(parser.status, parser.headers, parser.take()) if parser.is_complete else connection.response()
@@ -147,11 +147,14 @@ class Pool:
         self.release(connection)
         return response
 
-    def open(self, origin: Origin, request: Request, *, is_live: bool) -> tuple[Connection, AnswerParser]:
+    def open(
+        self, origin: Origin, request: Request, *, is_live: bool, on_sent: Callable[[], None] | None = None
+    ) -> tuple[Connection, AnswerParser]:
         """A connection on which the answer to this request has begun; `release` takes it back."""
         connection = self._take(origin)
         try:
-            return connection, connection.request(request, self._live_timeout if is_live else self._timeout)
+            timeout = self._live_timeout if is_live else self._timeout
+            return connection, connection.request(request, timeout, on_sent)
         except BaseException:
             connection.close()
             raise
@@ -194,6 +197,22 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+def _connected(origin: Origin, timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection((origin.host, origin.port), timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return plain if tls is None else tls.wrap_socket(plain, server_hostname=origin.host)
+    except OSError:
+        plain.close()
+        raise
+
+
+def is_readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def reason_of(error: OSError) -> str:

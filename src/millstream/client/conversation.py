@@ -8,7 +8,7 @@ differ only in who carries the steps out.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -79,8 +79,8 @@ class Homes:
         return self._origins.get(path) if self._origins else None
 
     def moved(self, path: str, origin: Origin) -> None:
+        self._origins.pop(path, None)
         self._origins[path] = origin
-        self._origins.move_to_end(path)
         if len(self._origins) > HOMES_MAX:
             self._origins.popitem(last=False)
 
@@ -89,20 +89,42 @@ class Homes:
             self._origins.pop(path, None)
 
 
+class Place(NamedTuple):
+    """A server, and the path below which its routes are, if there is one."""
+
+    origin: Origin
+    root: str
+
+
+class Places:
+    """The servers of one cluster, any of which may be asked; the next one's turn comes when one fails."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = tuple(places)
+        self._index = 0
+
+    @property
+    def current(self) -> Place:
+        return self._places[self._index]
+
+    def failed(self, origin: Origin) -> None:
+        if self.current.origin == origin:
+            self._index = (self._index + 1) % len(self._places)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What all conversations of one client share."""
 
-    origin: Origin
-    root: str  # the path below which the server's routes are, "" if there is none
-    token: str | None
+    places: Places
+    token: str | None = field(repr=False)
     policy: RetryPolicy  # of calls somebody waits for
     patient_policy: RetryPolicy  # of followers and producers, which are to outlast a restart
     clock: Clock
     homes: Homes = field(default_factory=Homes)
 
 
-def parse_url(url: str) -> tuple[Origin, str]:
+def parse_url(url: str) -> Place:
     """A base URL as where to connect to, and the path below which the server is mounted."""
     try:
         parts = urlsplit(url)
@@ -112,15 +134,17 @@ def parse_url(url: str) -> tuple[Origin, str]:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise BadRequest(f"{url!r} is not the URL of a server", hint="write it as http://127.0.0.1:4437")
     origin = Origin(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
-    return origin, parts.path.rstrip("/")
+    return Place(origin, parts.path.rstrip("/"))
 
 
-def settings_of(url: str, token: str | None, retries: int, patience: int, clock: Clock) -> Settings:
+def settings_of(url: str | Sequence[str], token: str | None, retries: int, patience: int, clock: Clock) -> Settings:
     if retries < 0 or patience < 0:
         raise BadRequest(f"retries={retries} and patience={patience} must be 0 or more")
-    origin, root = parse_url(url)
-    policy = RetryPolicy(retries=retries)
-    return Settings(origin, root, token, policy, RetryPolicy(retries=patience), clock)
+    urls = url.split(",") if isinstance(url, str) else url
+    places = Places([parse_url(one.strip()) for one in urls] or [parse_url("")])
+    # What outlasts a restart should also notice soon that it is over.
+    patient = RetryPolicy(retries=patience, pause_seconds_max=2.0)
+    return Settings(places, token, RetryPolicy(retries=retries), patient, clock)
 
 
 def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None) -> Conversation[T]:
@@ -132,7 +156,7 @@ def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None
         if isinstance(answer, Response):
             if answer.status < 400 or (attempts.may_be_done and answer.status in call.done_if_repeated):
                 return call.parse(answer)
-            answer = error_of(answer)
+            answer = error_of(call.request, answer)
         yield Pause(attempts.pause_after(answer))
 
 
@@ -141,33 +165,35 @@ def ask(
 ) -> Conversation[Response | ClientError]:
     """One attempt, wherever redirects lead it."""
     path = request.target.partition("?")[0]
-    origin = settings.homes.find(path) or settings.origin
-    request = request._replace(target=settings.root + request.target)
+    place = settings.places.current
+    origin = settings.homes.find(path) or place.origin
+    request = request._replace(target=place.root + request.target)
     if settings.token is not None:
         request = request._replace(headers={**request.headers, "authorization": f"Bearer {settings.token}"})
     for _ in range(REDIRECTS_MAX + 1):
         answer: Response | ClientError = yield step(origin, request, is_live)
-        if isinstance(answer, ClientError):
+        if isinstance(answer, ClientError) or answer.status == 503:
             settings.homes.forget(path)
+            settings.places.failed(origin)
             return answer
         if answer.status not in (307, 308):
             return answer
-        place, target = _location(origin, request, answer)
-        if target == request.target and place != origin:
-            settings.homes.moved(path, place)
-        origin, request = place, request._replace(target=target)
+        moved_to, target = _location(origin, request, answer)
+        if target == request.target and moved_to != origin:
+            settings.homes.moved(path, moved_to)
+        origin, request = moved_to, request._replace(target=target)
     settings.homes.forget(path)
     raise BadAnswer(f"{path} was redirected more than {REDIRECTS_MAX} times", hint="ask the cluster who leads")
 
 
 def _location(origin: Origin, request: Request, answer: Response) -> tuple[Origin, str]:
     """Where a redirect points. The token goes along: nodes of a cluster send clients to each other."""
-    location = urljoin(f"{origin}{request.target}", answer.headers.get("location", ""))
+    location = answer.headers.get("location", "")
     try:
-        parts = urlsplit(location)
-        place, _ = parse_url(f"{parts.scheme}://{parts.netloc}")
+        parts = urlsplit(urljoin(f"{origin}{request.target}", location))
+        place = parse_url(f"{parts.scheme}://{parts.netloc}" if location else "")
     except (BadRequest, ValueError):
         raise BadAnswer(f"the server redirects to {location[:200]!r}, which is no address") from None
-    if origin.scheme == "https" and place.scheme != "https":
+    if origin.scheme == "https" and place.origin.scheme != "https":
         raise BadAnswer(f"the server redirects from https to {location[:200]!r}", hint="fix its public_url")
-    return place, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return place.origin, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

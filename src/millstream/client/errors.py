@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from millstream.client.messages import Response
+from millstream.client.messages import Request, Response
 from millstream.errors import MillstreamError
 
 
@@ -170,6 +170,15 @@ _BY_STATUS: dict[int, type[ClientError]] = {
     503: Unavailable,
     504: Unavailable,
 }
+_WORDS: dict[int, str] = {
+    400: "malformed",
+    401: "the token is missing, wrong or expired",
+    403: "not allowed",
+    404: "there is no such thing",
+    410: "it is no longer there",
+    429: "too many requests",
+    503: "not available at the moment",
+}
 # What a header beside the status makes of it.
 _BY_HEADER: tuple[tuple[int, str, type[ClientError]], ...] = (
     (403, "producer-epoch", ProducerFenced),
@@ -179,9 +188,9 @@ _BY_HEADER: tuple[tuple[int, str, type[ClientError]], ...] = (
 )
 
 
-def error_of(response: Response) -> ClientError:
+def error_of(request: Request, response: Response) -> ClientError:
     """The error that an answer of 400 or more stands for, in the server's own words where it has some."""
-    code, message, hint, details = _described(response)
+    code, message, hint, details = _described(request, response)
     kind = next(
         (kind for status, name, kind in _BY_HEADER if status == response.status and name in response.headers), None
     )
@@ -192,11 +201,13 @@ def error_of(response: Response) -> ClientError:
     return kind(message, code=code, hint=hint, details=details, status=response.status, headers=response.headers)
 
 
-def _described(response: Response) -> tuple[str | None, str, str | None, dict[str, object]]:
+def _described(request: Request, response: Response) -> tuple[str | None, str, str | None, dict[str, object]]:
     try:
         error = msgspec.json.decode(response.body)["error"]
         code, message, hint = error.pop("code", None), str(error.pop("message")), error.pop("hint", None)
         return code, message, hint, error
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
-        said = response.body[:200].decode("utf-8", "replace").strip()
-        return None, f"the server answered {response.status}{f': {said}' if said else ''}", None, {}
+        # HEAD has no body, and what a proxy says is its own.
+        said = response.body[:200].decode("utf-8", "replace").strip() or _WORDS.get(response.status, "no reason given")
+        path = request.target.partition("?")[0]
+        return None, f"{request.method} {path} was answered with {response.status}: {said}", None, {}

@@ -12,16 +12,19 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from millstream.client import calls
-from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Settings, ask, converse
-from millstream.client.errors import BadAnswer, BadRequest, ClientError, ConnectionFailed, error_of
+from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Send, Settings, ask, converse
+from millstream.client.errors import BadAnswer, BadRequest, ClientError, ConnectionFailed, Unavailable, error_of
 from millstream.client.events import Event, EventParser
 from millstream.client.messages import Request, Response
 from millstream.client.results import Chunk, FeedItem, FeedPage
 from millstream.client.retries import Attempts
-from millstream.protocol.content_types import JSON, is_json, is_text
+from millstream.protocol.content_types import JSON, is_json, is_text, media_type
+from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN
 
 Mode: TypeAlias = Literal["auto", "sse", "long-poll"]
 MODES: Final = ("auto", "sse", "long-poll")
+EVENT_STREAM: Final = "text/event-stream"
+SENTINELS: Final = (BEGINNING_TOKEN, NOW_TOKEN)
 
 
 class Position:
@@ -53,13 +56,8 @@ def follow(
     mode = chosen_mode(mode, content_type)
     cursor: str | None = None
     while not position.closed:
-        target = calls.with_query(path, offset=position.offset, live=mode, cursor=cursor)
-        if mode == "sse":
-            answer = yield from ask(Request("GET", target), settings, Open)
-        else:
-            answer = yield from ask(Request("GET", target), settings, is_live=True)
-        if isinstance(answer, Response) and answer.status >= 400:
-            answer = error_of(answer)
+        request = Request("GET", calls.with_query(path, offset=position.offset, live=mode, cursor=cursor))
+        answer = yield from _ask(request, mode, settings)
         ending: ClientError | None = None
         if isinstance(answer, ClientError):
             ending = answer
@@ -68,23 +66,45 @@ def follow(
             if mode == "sse":
                 ending = yield from _events(answer, position, content_type, attempts)
             else:
-                yield from _answer(answer, position, content_type, attempts)
+                ending = yield from _answer(answer, position, content_type, attempts)
         if ending is not None:
             yield Pause(attempts.pause_after(ending))
 
 
-def _answer(answer: Response, position: Position, content_type: str, attempts: Attempts) -> Conversation[None]:
+def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Response | ClientError]:
+    """One live request: the head of an event stream, or the whole answer to a long-poll."""
+    answer = yield from ask(request, settings, Open if mode == "sse" else Send, is_live=True)
+    if isinstance(answer, ClientError):
+        return answer
+    if answer.status >= 400:
+        return error_of(request, answer)
+    if mode == "sse" and media_type(answer.headers.get("content-type", "")) != EVENT_STREAM:
+        return BadAnswer("the answer is no event stream", hint="follow with long-poll if a proxy stands in the way")
+    return answer
+
+
+def _answer(
+    answer: Response, position: Position, content_type: str, attempts: Attempts
+) -> Conversation[ClientError | None]:
     if answer.status == 204:
         answer = Response(200, {"content-type": content_type, **answer.headers})
     chunk = calls.chunk_of(answer)
+    return (yield from _advance(position, chunk, attempts))
+
+
+def _advance(position: Position, chunk: Chunk, attempts: Attempts) -> Conversation[ClientError | None]:
+    """Emit a chunk; returns what is wrong if it would lead backwards."""
+    if position.offset not in SENTINELS and chunk.next_offset < position.offset:
+        return Unavailable(
+            f"the server's stream ends at {chunk.next_offset}, before {position.offset}, to which it was read",
+            code="server_behind",
+            hint="the server has fallen behind, or was restored from a backup",
+        )
     attempts.succeeded()
-    yield from _advance(position, chunk)
-
-
-def _advance(position: Position, chunk: Chunk) -> Conversation[None]:
     position.offset, position.up_to_date, position.closed = chunk.next_offset, chunk.up_to_date, chunk.closed
     if chunk.data and not (is_json(chunk.content_type) and chunk.data == b"[]"):
         yield Emit(chunk)
+    return None
 
 
 def _events(
@@ -108,10 +128,9 @@ def _events(
                 chunk = _controlled(payloads, content_type, event)
                 payloads = []
                 has_heard = True
-                attempts.succeeded()
-                yield from _advance(position, chunk)
-                if position.closed:
-                    return None
+                wrong = yield from _advance(position, chunk, attempts)
+                if wrong is not None or position.closed:
+                    return wrong
 
 
 def _silence() -> ConnectionFailed:
@@ -199,12 +218,7 @@ def follow_feed(bucket: str, position: Position, prefix: str, mode: Mode, settin
     mode = chosen_mode(mode, JSON)
     while True:
         call = calls.feed_page(bucket, position.offset or None, prefix, None, calls.NDJSON, mode)
-        if mode == "sse":
-            answer = yield from ask(call.request, settings, Open)
-        else:
-            answer = yield from ask(call.request, settings, is_live=True)
-        if isinstance(answer, Response) and answer.status >= 400:
-            answer = error_of(answer)
+        answer = yield from _ask(call.request, mode, settings)
         ending: ClientError | None = None
         if isinstance(answer, ClientError):
             ending = answer

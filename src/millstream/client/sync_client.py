@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millstream.client import calls, live
+from millstream.client import calls
 from millstream.client.connections import Pool
 from millstream.client.conversation import Call, converse, settings_of
 from millstream.client.errors import Conflict
+from millstream.client.live import Mode, Position, feed_items, follow, follow_feed
 from millstream.client.producing import ProducerOptions, ProducerState
 from millstream.client.results import (
     Appended,
@@ -40,19 +41,20 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         token: str | None = None,
         *,
         timeout: float = 30.0,
         live_timeout: float = 90.0,
         retries: int = 8,
-        patience: int = 60,
+        patience: int = 150,
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`timeout` bounds every wait for the server, `live_timeout` the silence of a live read. A call is repeated
-        `retries` times at most, what followers and producers do `patience` times in a row."""
-        self.url = url
+        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `timeout` bounds
+        every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times at
+        most, what followers and producers do `patience` times in a row."""
+        self.url = url if isinstance(url, str) else ",".join(url)
         self._settings = settings_of(url, token, retries, patience, clock or SystemClock())
         self._pool = Pool(timeout, live_timeout, ssl_context)
 
@@ -107,13 +109,11 @@ class Client:
     ) -> None:
         self.close()
 
-    def _follow(
-        self, path: str, position: live.Position, mode: live.Mode, content_type: str | None
-    ) -> Following[Chunk]:
-        return Following(live.follow(path, position, mode, content_type, self._settings), self._pool, position)
+    def _follow(self, path: str, position: Position, mode: Mode, content_type: str | None) -> Following[Chunk]:
+        return Following(follow(path, position, mode, content_type, self._settings), self._pool, position)
 
-    def _follow_feed(self, bucket: str, position: live.Position, prefix: str, mode: live.Mode) -> Following[FeedPage]:
-        return Following(live.follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
+    def _follow_feed(self, bucket: str, position: Position, prefix: str, mode: Mode) -> Following[FeedPage]:
+        return Following(follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
 
 
 class Stream:
@@ -204,9 +204,9 @@ class Stream:
         """The bytes of a stream that is not JSON, in one piece."""
         return b"".join(chunk.data for chunk in self.read(offset))
 
-    def follow(self, offset: str = "-1", mode: live.Mode = "auto") -> Following[Chunk]:
+    def follow(self, offset: str = "-1", mode: Mode = "auto") -> Following[Chunk]:
         """Everything from an offset on, as it is appended, until the stream is closed. `now` starts at its end."""
-        return self._client._follow(self.path, live.Position(offset), mode, self._content_type)
+        return self._client._follow(self.path, Position(offset), mode, self._content_type)
 
     def head(self) -> StreamInfo:
         info = self._client.call(calls.head(self.path))
@@ -262,16 +262,16 @@ class Bucket:
     def info(self) -> BucketInfo:
         return self._client.call(calls.bucket_info(self.name))
 
-    def list(self, prefix: str = "") -> Iterator[StreamEntry]:
+    def list(self, prefix: str = "", *, page_size: int = calls.PAGE_STREAMS_MAX) -> Iterator[StreamEntry]:
         """The bucket's streams in the order of their names, fetched page by page."""
         after: str | None = None
         while True:
-            entries, after = self._client.call(calls.list_page(self.name, prefix, after))
+            entries, after = self._client.call(calls.list_page(self.name, prefix, after, page_size))
             yield from entries
             if after is None:
                 return
 
-    def feed(self, after: str | None = None, *, prefix: str = "", live: live.Mode | None = None) -> Iterator[FeedPage]:
+    def feed(self, after: str | None = None, *, prefix: str = "", live: Mode | None = None) -> Iterator[FeedPage]:
         """Everything that happened in the bucket after a token, in commit order; with `live`, also what will happen."""
         if live is not None:
             return self.follow_feed(after, prefix=prefix, mode=live)
@@ -280,15 +280,13 @@ class Bucket:
     def _feed(self, after: str | None, prefix: str) -> Iterator[FeedPage]:
         while True:
             page = self.feed_page(after, prefix=prefix)
-            yield FeedPage(live.feed_items(page.body), page.token, page.up_to_date)
+            yield FeedPage(feed_items(page.body), page.token, page.up_to_date)
             if page.up_to_date:
                 return
             after = page.token
 
-    def follow_feed(
-        self, after: str | None = None, *, prefix: str = "", mode: live.Mode = "auto"
-    ) -> Following[FeedPage]:
-        return self._client._follow_feed(self.name, live.Position(after or ""), prefix, mode)
+    def follow_feed(self, after: str | None = None, *, prefix: str = "", mode: Mode = "auto") -> Following[FeedPage]:
+        return self._client._follow_feed(self.name, Position(after or ""), prefix, mode)
 
     def feed_page(
         self, after: str | None = None, *, prefix: str = "", max_bytes: int | None = None, accept: str = calls.NDJSON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -16,8 +17,8 @@ from millstream.client.messages import Response
 T = TypeVar("T")
 
 
-def run(conversation: Conversation[T], pool: Pool) -> T:
-    """A call's conversation to its end."""
+def run(conversation: Conversation[T], pool: Pool, on_sent: Callable[[], None] | None = None) -> T:
+    """A call's conversation to its end; `on_sent` is called whenever a request has been written, answer or not."""
     result: Response | ClientError | None = None
     try:
         while True:
@@ -25,10 +26,12 @@ def run(conversation: Conversation[T], pool: Pool) -> T:
             result = None
             if isinstance(step, Send):
                 try:
-                    result = pool.exchange(step.origin, step.request, is_live=step.is_live)
+                    result = pool.exchange(step.origin, step.request, is_live=step.is_live, on_sent=on_sent)
                 except ClientError as error:
                     result = error
             elif isinstance(step, Pause):
+                if on_sent is not None:
+                    on_sent()  # nothing was, and nobody need wait for it
                 time.sleep(step.seconds)
             else:
                 raise TypeError(f"a call does not {type(step).__name__}")

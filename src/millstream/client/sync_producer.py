@@ -14,6 +14,23 @@ from millstream.client.producing import Batch, ProducerState, prepare, send_batc
 from millstream.client.sync_driver import run
 
 
+class _Turn:
+    """A lane's hold on the right to write next; passing it on twice does no harm."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._is_held = False
+
+    def take(self) -> None:
+        self._lock.acquire()
+        self._is_held = True
+
+    def pass_on(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._lock.release()
+
+
 class IdempotentProducer:
     """Appends in the background, each message exactly once and in order, across disconnects and restarts.
 
@@ -28,6 +45,7 @@ class IdempotentProducer:
         self._settings = settings
         self._pool = pool
         self._changed = threading.Condition(threading.Lock())
+        self._turn = threading.Lock()
         self._lanes: list[threading.Thread] = []
         self._is_stopped = False
         run(prepare(path, state, settings), pool)
@@ -128,10 +146,17 @@ class IdempotentProducer:
         self._changed.notify_all()
 
     def _work(self) -> None:
-        state = self._state
-        while (batch := self._next_batch()) is not None:
+        """One lane: batches are written one lane after the other, so that they arrive in order; answers are awaited
+        side by side."""
+        state, turn = self._state, _Turn(self._turn)
+        while True:
+            turn.take()
+            batch = self._next_batch()
+            if batch is None:
+                turn.pass_on()
+                return
             try:
-                appended = run(send_batch(self._path, batch, state, self._settings), self._pool)
+                appended = run(send_batch(self._path, batch, state, self._settings), self._pool, turn.pass_on)
             except ClientError as error:
                 with self._changed:
                     state.failed(batch, error)
@@ -140,6 +165,8 @@ class IdempotentProducer:
                 with self._changed:
                     state.succeeded(batch, appended)
                     self._changed.notify_all()
+            finally:
+                turn.pass_on()
 
     def _next_batch(self) -> Batch | None:
         with self._changed:

@@ -31,6 +31,7 @@ from millstream.log.frames import (
     find_frame,
 )
 from millstream.log.interface import Done, LogBatch
+from millstream.measures import SYNC_SECONDS, Histogram
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
 BLOCK_SECONDS_DEFAULT: Final = 0.001
@@ -50,14 +51,16 @@ class FileLog:
         segment_bytes: int = SEGMENT_BYTES_DEFAULT,
         block_seconds_max: float = BLOCK_SECONDS_DEFAULT,
         disk: Disk | None = None,
+        sync_seconds: Histogram | None = None,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._shard = shard
         self._segment_bytes = segment_bytes
         self._block_seconds_max = block_seconds_max
-        self._sync_seconds = block_seconds_max  # what a batch takes, lately; the first ones show
+        self._sync_average = block_seconds_max  # what a sync takes, lately; the first ones show
         self._disk = disk or Disk()
+        self._sync_seconds = sync_seconds or Histogram(SYNC_SECONDS)
         self.notices: list[str] = []
         self.failure: str | None = None
         self._descriptor = -1
@@ -148,7 +151,7 @@ class FileLog:
 
     def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
         # With a window of one the thread is idle whenever an append arrives.
-        if may_block and self._sync_seconds < self._block_seconds_max:
+        if may_block and self._sync_average < self._block_seconds_max:
             self._deliver(done, self._store(batch))
         else:
             self._jobs.put((batch, done))
@@ -159,12 +162,6 @@ class FileLog:
             self._deliver(done, self._store(batch))
 
     def _store(self, batch: LogBatch) -> MillstreamError | None:
-        begin = self._clock.monotonic()
-        error = self._write(batch)
-        self._sync_seconds += (self._clock.monotonic() - begin - self._sync_seconds) / SYNC_MEMORY
-        return error
-
-    def _write(self, batch: LogBatch) -> MillstreamError | None:
         if self.failure is not None:
             return _stopped(self.failure)
         frame = encode_frame(batch, self._salt)
@@ -178,6 +175,7 @@ class FileLog:
                 self._allocated = self._end + size
         except OSError as error:
             return self._undo_write(error)
+        started = self._clock.monotonic()
         try:
             self._disk.write_durably(self._descriptor, frame, self._end)
         except OSError as error:
@@ -185,6 +183,9 @@ class FileLog:
             # would report success for bytes that are not there.
             self.failure = f"fdatasync failed: {error.strerror}"
             return _stopped(self.failure)
+        took = self._clock.monotonic() - started
+        self._sync_seconds.observe(took)
+        self._sync_average += (took - self._sync_average) / SYNC_MEMORY
         self._end += len(frame)
         return None
 

@@ -21,7 +21,7 @@ def part_head(boundary: str, content_type: str, *, is_first: bool = False) -> by
     )
 
 
-def encode_parts(boundary: str, content_type: str, payloads: Iterable[bytes]) -> bytes:
+def encode_parts(boundary: str, content_type: str, payloads: Iterable[bytes | memoryview]) -> bytes:
     """Parts that all have one content type and follow an earlier part."""
     head = part_head(boundary, content_type)
     return b"".join([piece for payload in payloads for piece in (head, payload)])

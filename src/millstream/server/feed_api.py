@@ -45,6 +45,8 @@ class FeedApi:
         live = query.get("live")
         if live not in (None, "long-poll", "sse"):
             raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
+        if live is not None:
+            self._readers.measure(request, live)
         prefix = query.get("prefix", "")
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         self._shard.machine.bucket(bucket)

@@ -247,7 +247,7 @@ class Feed:
             if stream is None:
                 continue
             if group is None:
-                group = await self._cold.row_group(number, looked_at)
+                group = await self._cold.row_group(number, looked_at, with_order=True)
             stop = extent.row_start + extent.rows
             start = bisect_left(group.positions, first, extent.row_start, stop)
             stop = bisect_left(group.positions, until, start, stop)

@@ -23,9 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from millstream.clock import Clock
+from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError
 from millstream.log.interface import Log
+from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
@@ -131,6 +132,7 @@ class Flusher:
         self._last_flush_ms = clock.now_ms()
         self.failure: str | None = None
         self.flush_count = 0
+        self.measures = ShardMeasures()
         self._manifests_since_full = 0
         self.can_evict: Callable[[int], bool] = lambda incarnation: True
 
@@ -200,6 +202,7 @@ class Flusher:
         async with self._lock:
             if not self._has_changes():
                 return self._catalog.position
+            started = monotonic_seconds()
             await self.index_sealed()
             frozen = self._freeze()
             try:
@@ -209,6 +212,7 @@ class Flusher:
                 await self._commit(frozen)
             except BaseException:
                 self._thaw(frozen)
+                self.measures.flush_failures += 1
                 raise
             finally:
                 self._machine.removing = {}
@@ -218,6 +222,7 @@ class Flusher:
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
             self.flush_count += 1
+            self.measures.flush_seconds.observe(monotonic_seconds() - started)
             self._records_flushed = frozen.records_applied
             await self._consolidate()
             return frozen.position

@@ -85,4 +85,5 @@ class Reclaimer:
             await loop.run_in_executor(None, self._catalog.forget_segment, number)
         for path in paths:
             await self._cold.objects.delete(path)
+        self._flusher.measures.segments_reclaimed += len(numbers)
         return len(numbers)

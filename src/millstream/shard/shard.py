@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from millstream.clock import Clock
+from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
 from millstream.log.interface import Log
+from millstream.measures import ShardMeasures
 from millstream.protocol.keys import StreamKey
 from millstream.shard.committer import Batch, Committer, Reply
 from millstream.shard.compaction import Compaction
@@ -42,6 +43,7 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
 )
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Blobs, Upload, blob_name
@@ -93,8 +95,10 @@ class Shard:
         hot_bytes_max: int,
         flush_limits: FlushLimits,
         reclaim_grace_seconds: float,
+        measures: ShardMeasures | None = None,
     ) -> None:
         self.clock = clock
+        self.measures = measures or ShardMeasures()
         self._log = log
         self._catalog = catalog
         self.hot_bytes_max = hot_bytes_max
@@ -106,8 +110,11 @@ class Shard:
         self.blobs = blobs
         self._publisher = Publisher(self.machine, self.hot, self.journals)
         recovered = recover(log, catalog, self.machine, self._publisher)
+        self.hot.published_bytes = self.hot.published_messages = 0  # what is replayed was counted when it came
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
-        self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch, self._is_quiet)
+        self.committer = Committer(
+            log, recovered.next_position, self._apply_batch, self._undo_batch, self._is_quiet, self.measures
+        )
         self._reads = 0
         self.reader = Reader(self.machine, self.hot, cold)
         self.listing = Listing(self.machine, catalog)
@@ -117,6 +124,7 @@ class Shard:
             self.machine, self.hot, self.journals, catalog, cold, blobs, log, self.committer, clock, flush_limits
         )
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
+        self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
         self.compaction = Compaction(
             self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy
@@ -124,7 +132,8 @@ class Shard:
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
         self._changed: dict[int, Stream] = {}
-        self._woken: deque[tuple[Topic, Listener]] = deque()
+        self._woken: deque[tuple[Topic, Listener, float]] = deque()
+        self._changed_at = 0.0
         self._is_waking = False
         self._refused_at_ms = 0
         self._touched: dict[int, int] = {}
@@ -152,7 +161,7 @@ class Shard:
             loop.create_task(self.compaction.sweep_forever()),
         ]
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_seconds: float | None = None) -> None:
         """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
         for task in (*self._tasks, *self._errands):
             task.cancel()
@@ -162,7 +171,10 @@ class Shard:
             if self.committer.failure is None:
                 self._flush_touches()
                 await self.committer.drain()
-                await self.flusher.flush()
+                async with asyncio.timeout(timeout_seconds):
+                    await self.flusher.flush()
+        except TimeoutError:
+            logger.warning("the last flush took too long and is given up; the log keeps everything")
         except Exception as error:
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
@@ -196,6 +208,7 @@ class Shard:
     def _backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
         self._refused_at_ms = self.clock.now_ms()
+        self.measures.backpressure_refusals += 1
         reason = self.backpressure_reason()
         return Unavailable(
             f"the memory for recent messages is used up: {reason}",
@@ -375,9 +388,20 @@ class Shard:
         self.alone(("bucket", name), action, reply)
 
     def publish_snapshot(
-        self, key: StreamKey, offset: int, content_type: str, upload: Upload, reply: Reply, *, trims: bool = True
+        self,
+        key: StreamKey,
+        offset: int,
+        content_type: str,
+        upload: Upload,
+        reply: Reply,
+        *,
+        trims: bool = True,
+        incarnation: int | None = None,
     ) -> None:
-        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile."""
+        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile.
+
+        With an incarnation, only if the stream of that name is still that one.
+        """
         name = ""
 
         def finish(outcome: object) -> None:
@@ -401,6 +425,8 @@ class Shard:
 
         def publish(done: Reply) -> None:
             stream = self.get(key)
+            if incarnation not in (None, stream.incarnation):
+                raise NotFound(f"stream {key} was deleted and made anew meanwhile")
             self.machine.check_snapshot(stream, offset)
             snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
             record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
@@ -413,6 +439,10 @@ class Shard:
             return
         name = blob_name(key, offset, self.clock.random_bytes(8))
         self.errand(store(), durable)
+
+    def trim(self, stream: Stream, offset: int, reply: Reply) -> None:
+        """Give up what lies before a message boundary; the reply gets None or an error."""
+        self.submit(StreamTrimmed(stream.incarnation, self.clock.now_ms(), offset), reply)
 
     def errand(
         self, work: Coroutine[Any, Any, None], done: Callable[[MillstreamError | None], None] | None = None
@@ -472,12 +502,14 @@ class Shard:
 
     def _apply_batch(self, batch: Batch) -> None:
         changed: dict[int, Stream] = {}
+        appends = 0
         apply, publisher = self.machine.apply, self._publisher
         for record, position, _, _ in batch.entries:
             if record is None:
                 continue
             stream = apply(record, position)
             if type(record) is Appended:
+                appends += 1
                 if stream is not None:
                     publisher.appended(record, position, stream)
             else:
@@ -486,9 +518,12 @@ class Shard:
                     self._watch_deadline(stream)
             if stream is not None:
                 changed[stream.incarnation] = stream
+        self.measures.appends += appends
         if changed:
             if len(changed) == 1 and self._listeners:
                 self._wake_few(next(iter(changed)))
+            if not self._changed:
+                self._changed_at = monotonic_seconds()
             self._changed |= changed
             if not self._is_waking:
                 self._is_waking = True
@@ -589,15 +624,16 @@ class Shard:
         changed, self._changed = self._changed, {}
         if self._listeners:
             for topic in [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]:
-                self._woken.extend((topic, listener) for listener in self._listeners.get(topic, ()))
+                self._woken.extend((topic, listener, self._changed_at) for listener in self._listeners.get(topic, ()))
         self.on_committed(list(changed.values()))
         self._wake_slice()
 
     def _wake_slice(self) -> None:
         for _ in range(min(WAKE_SLICE, len(self._woken))):
-            topic, listener = self._woken.popleft()
+            topic, listener, since = self._woken.popleft()
             if listener in self._listeners.get(topic, ()):  # otherwise it has had its answer meanwhile
                 self._wake_one(listener)
+                self.measures.wake_seconds.observe(monotonic_seconds() - since)
         if self._woken or self._changed:
             asyncio.get_running_loop().call_soon(self._wake if self._changed else self._wake_slice)
         else:

@@ -25,6 +25,7 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
     SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
@@ -62,6 +63,7 @@ class StateMachine(Checks):
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
             SegmentsReplaced: self._segments_replaced,
+            StreamTrimmed: self._stream_trimmed,
         }
 
     def apply(self, record: AnyRecord, position: int) -> Stream | None:
@@ -183,6 +185,13 @@ class StateMachine(Checks):
             stream.earliest = record.snapshot.offset
         stream.last_write_at_ms = record.at_ms
         stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
+        return stream
+
+    def _stream_trimmed(self, record: StreamTrimmed, position: int) -> Stream | None:
+        stream = self.by_incarnation(record.stream)
+        if stream is not None and record.earliest > stream.earliest:
+            self._change(stream)
+            stream.earliest = record.earliest
         return stream
 
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:

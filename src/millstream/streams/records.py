@@ -206,6 +206,14 @@ class SegmentsReplaced(Record, frozen=True, tag=13):
     segments: list[SegmentRef]
 
 
+class StreamTrimmed(Record, frozen=True, tag=14):
+    """What came before `earliest`, a message boundary, is given up."""
+
+    stream: int
+    at_ms: int
+    earliest: int
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -220,6 +228,7 @@ AnyRecord = (
     | SnapshotPublished
     | SegmentSealed
     | SegmentsReplaced
+    | StreamTrimmed
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
