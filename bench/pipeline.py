@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import random
-import resource
 from collections.abc import Iterator, Sequence
 
 from bench import filling
@@ -19,7 +18,7 @@ MESSAGE_BYTES = 200
 MESSAGES_PER_APPEND = 500
 STREAMS = 1_000
 BUCKET = "bench"  # where the benchmarks' servers keep their streams
-PAYLOAD_MIB = 1_024
+PAYLOAD_MIB = 512
 PAYLOAD_MIB_QUICK = 128
 FOLDED_STREAMS = 100_000
 FOLDED_STREAMS_QUICK = 5_000
@@ -68,13 +67,13 @@ def _compaction(server: Server, plan: Plan) -> Figures:
     spark.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").count()  # the workers are up
     summary = compact(spark, CompactOptions(options.connection, options.cold))
     spark.stop()
-    if summary.payload_bytes < mib << 20:
+    if summary.payload_bytes < (mib << 20) // 2:  # segments that were large from the start are left alone
         raise Invalid(f"{summary.payload_bytes:,} bytes were compacted of {mib} MiB")
     return {
         "megabytes_per_second": summary.payload_bytes / 1e6 / summary.seconds,
         "segments_before": summary.segments_before,
         "segments_after": summary.segments_after,
-        "worker_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        "worker_mib": summary.task_memory_bytes / (1 << 20),
     }
 
 

@@ -238,6 +238,14 @@ class ReadSection:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSection:
+    """Jobs that the server starts by itself."""
+
+    compact_every: float = setting("0s", DURATION, "How often segments are compacted; 0s for never. Needs Spark.")
+    master: str = setting("local[1]", TEXT, "Where Spark runs for that.")
+
+
+@dataclass(frozen=True, slots=True)
 class YjsSection:
     """Yjs documents."""
 
@@ -303,14 +311,6 @@ class LoggingSection:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSection:
-    """Jobs that the server starts by itself."""
-
-    compact_every: float = setting("0s", DURATION, "How often segments are compacted; 0s for never. Needs Spark.")
-    master: str = setting("local[1]", TEXT, "Where Spark runs for that.")
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
@@ -318,12 +318,12 @@ class Config:
     cold: ColdSection = field(default_factory=ColdSection)
     http: HttpSection = field(default_factory=HttpSection)
     read: ReadSection = field(default_factory=ReadSection)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
     yjs: YjsSection = field(default_factory=YjsSection)
     auth: AuthSection = field(default_factory=AuthSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
     tls: TlsSection = field(default_factory=TlsSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
-    pipeline: PipelineSection = field(default_factory=PipelineSection)
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
@@ -333,12 +333,12 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "cold": ColdSection,
     "http": HttpSection,
     "read": ReadSection,
+    "pipeline": PipelineSection,
     "yjs": YjsSection,
     "auth": AuthSection,
     "limits": LimitsSection,
     "tls": TlsSection,
     "logging": LoggingSection,
-    "pipeline": PipelineSection,
 }
 
 

@@ -8,6 +8,7 @@ removes what it wrote. A group that was changed by somebody else meanwhile is re
 from __future__ import annotations
 
 import asyncio
+import resource
 import secrets
 import threading
 import time
@@ -58,6 +59,8 @@ class CompactSummary(NamedTuple):
     dead_bytes: int
     groups: int
     refused: int
+    task_memory_bytes: int
+    """The most that a worker process has used."""
     seconds: float
 
 
@@ -91,6 +94,7 @@ def compact(
         sum(tally.dead_bytes for tally in tallies),
         len(tallies),
         refused,
+        max((tally.memory_bytes for tally in tallies), default=0),
         time.monotonic() - started,
     )
 
@@ -99,6 +103,7 @@ class _Tally(NamedTuple):
     replaced: int
     segments: list[SegmentRef]
     dead_bytes: int
+    memory_bytes: int
 
 
 async def _plan(settings: ObjectStoreSettings, buckets: set[str] | None, limits: Limits) -> list[Group]:
@@ -138,7 +143,8 @@ def _compact_group(
     parts = [_part(settings, group, first, last) for first, last in group.ranges()]
     try:
         answers = run_tasks(spark, parts, _rewrite)
-        segments = [msgspec.json.decode(answer, type=SegmentRef) for answer in answers]
+        written = [msgspec.json.decode(answer, type=_Written) for answer in answers]
+        segments = [one.segment for one in written]
         with committing:
             server.commit_compaction([source.path for source in group.sources], segments)
     except Conflict:
@@ -148,11 +154,18 @@ def _compact_group(
         _discard(settings, parts)
         raise
     before = sum(source.payload_bytes for source in group.sources)
-    return _Tally(len(group.sources), segments, before - sum(segment.payload_bytes for segment in segments))
+    dead_bytes = before - sum(segment.payload_bytes for segment in segments)
+    return _Tally(len(group.sources), segments, dead_bytes, max(one.memory_bytes for one in written))
+
+
+class _Written(msgspec.Struct):
+    segment: SegmentRef
+    memory_bytes: int
 
 
 def _rewrite(part: Part) -> bytes:
-    return msgspec.json.encode(rewrite(part))
+    segment = rewrite(part)
+    return msgspec.json.encode(_Written(segment, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
 
 
 def _part(settings: ObjectStoreSettings, group: Group, first: Any, last: Any) -> Part:

@@ -6,8 +6,10 @@ A user's own is named `module:function` and has the same form; it may be given a
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -104,6 +106,16 @@ def _frames(message: bytes) -> list[bytes]:
     return frames
 
 
+def travel(name: str) -> None:
+    """Let a user's module travel to the executors, which need not have it."""
+    module = sys.modules.get(name.partition(":")[0])
+    if name not in BUILT_IN and module is not None:
+        from pyspark import cloudpickle
+
+        register: Callable[[object], None] = cloudpickle.register_pickle_by_value
+        register(module)
+
+
 def find(name: str, key: str | None, content_type: str | None) -> Folding:
     """A fold by its name, or by `module:function`."""
     if name == "merge-patch":
@@ -119,10 +131,13 @@ def find(name: str, key: str | None, content_type: str | None) -> Folding:
         raise InvalidRequest(
             f"there is no fold {name!r}", hint=f"there are {', '.join(BUILT_IN)}, and your own as module:function"
         )
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a module beside where the job is started
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise InvalidRequest(
-            f"the fold {name!r} cannot be loaded: {error}", hint="it must be importable on driver and executors"
+            f"the fold {name!r} cannot be loaded: {error}",
+            hint="run the job where the module is, or put it on PYTHONPATH",
         ) from None
     return Folding(found, content_type or str(getattr(found, "content_type", OCTET_STREAM)))

@@ -59,7 +59,8 @@ def materialize(spark: SparkSession, options: MaterializeOptions) -> Materialize
     from pyspark.sql import functions
 
     started = time.monotonic()
-    folds.find(options.fold, options.key, options.content_type)  # an error here is better than one in every task
+    folding = folds.find(options.fold, options.key, options.content_type)
+    folds.travel(options.fold)
     rows = (
         spark.read.format("millstream")
         .options(**options.source_options)
@@ -72,7 +73,7 @@ def materialize(spark: SparkSession, options: MaterializeOptions) -> Materialize
     ordered = by_stream.sortWithinPartitions("stream", "position")
 
     def fold_all(batches: Iterator[arrow.RecordBatch]) -> Iterator[arrow.RecordBatch]:
-        yield _Folder(options).run(batches)
+        yield _Folder(options, folding).run(batches)
 
     names = [part.split()[0] for part in _COLUMNS.split(", ")]
     sums = [functions.coalesce(functions.sum(name), functions.lit(0)).alias(name) for name in names]
@@ -98,9 +99,9 @@ class _Stream:
 class _Folder:
     """What one task does: its rows come by stream, in order."""
 
-    def __init__(self, options: MaterializeOptions) -> None:
+    def __init__(self, options: MaterializeOptions, folding: folds.Folding) -> None:
         self._options = options
-        self._folding = folds.find(options.fold, options.key, options.content_type)
+        self._folding = folding
         self._client = Client(options.connection.url, token=options.connection.token)
         self._current: _Stream | None = None
         self._publishing: list[Future[int | None]] = []

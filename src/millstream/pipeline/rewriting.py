@@ -32,7 +32,7 @@ from millstream.tiers.segments import (
     SegmentWriter,
     decode_footer,
     footer_bytes,
-    read_row_group,
+    read_columns,
     row_group_range,
     whole,
 )
@@ -154,7 +154,7 @@ async def _row_groups(
         for group in groups[index:stop]:
             first, last = row_group_range(footer.metadata, group)
             piece = bytes(data[first - start : last - start])
-            yield group, read_row_group(footer.metadata, group, first, piece, segment.path, _COLUMNS)
+            yield group, read_columns(footer.metadata, group, first, piece, segment.path, _COLUMNS)
         index = stop
 
 

@@ -56,7 +56,7 @@ _PREFLIGHT: Final = Response(
 
 PATH_BYTES_CACHED_MAX: Final = 512
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
-_OF_BUCKETS: Final = ("bucket", "listing", "feed")
+_OF_BUCKETS: Final = ("bucket", "listing", "feed", "cold")
 _OPERATIONS: Final = {
     ("healthz",): "health",
     ("readyz", "local"): "readiness",
@@ -153,8 +153,8 @@ class Application:
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
         buckets = BucketApi(shard)
         feed = FeedApi(shard, self.readers)
-        self.health = HealthApi([shard])
         cold = ColdApi(shard, store)
+        self.health = HealthApi([shard])
         self._resources: dict[str, dict[str, Handler]] = {
             "health": {"GET": self.health.alive},
             "readiness": {"GET": self.health.ready},

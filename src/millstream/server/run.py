@@ -254,7 +254,11 @@ async def serve(
     host, port = listening.getsockname()[:2]
     store = object_store_settings(config)
     housekeeping = Housekeeping(
-        _own_url(host, port), config.pipeline.compact_every, config.pipeline.master, store.backend, store.options
+        config.server.public_url or _own_url(host, port),
+        config.pipeline.compact_every,
+        config.pipeline.master,
+        store.backend,
+        store.options,
     )
     housekeeping.start()
     announce(
@@ -265,10 +269,10 @@ async def serve(
     for path in pages.paths if pages is not None else []:
         announce(f"an example to try: http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     await stopped.wait()
+    await housekeeping.stop()
     deadline = loop.time() + config.server.stop_timeout
     logger.info("stopping: no more connections, requests finish, live reads end")
     app.health.is_stopping = True
-    await housekeeping.stop()
     await server.stop(config.server.stop_timeout * REQUESTS_SHARE)
     await node.stop(max(deadline - loop.time(), 0.0))
     logger.info("stopped")

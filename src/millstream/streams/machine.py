@@ -62,8 +62,8 @@ class StateMachine(Checks):
             SubscriptionChanged: self._subscription_changed,
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
-            StreamTrimmed: self._stream_trimmed,
             SegmentsReplaced: self._segments_replaced,
+            StreamTrimmed: self._stream_trimmed,
         }
 
     def apply(self, record: AnyRecord, position: int) -> Stream | None:

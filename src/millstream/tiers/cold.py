@@ -32,7 +32,7 @@ from millstream.tiers.segments import (
     RowGroup,
     decode_footer,
     decode_row_group,
-    decode_row_group_of,
+    read_row_group,
     row_group_range,
 )
 
@@ -109,7 +109,7 @@ class ColdTier:
         end = group.ends[stop - 1]
         if stop == rows.stop and end < limit:
             self._read_ahead(incarnation, end)
-        return Run(start, end, [group.view_of(first, stop)] if joined else group.messages(first, stop))
+        return Run(start, end, [group.bytes_of(first, stop)] if joined else group.messages(first, stop))
 
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent:
         extent = self._catalog.extent_at(incarnation, offset)
@@ -175,7 +175,7 @@ class ColdTier:
         def read() -> RowGroup:
             file = self.objects.file(path)
             if file is not None:
-                return decode_row_group_of(file, metadata, group, with_order=with_order)
+                return read_row_group(metadata, group, file, with_order=with_order)
             start, end = row_group_range(metadata, group)
             data = self.objects.get_range_now(path, start, end)
             return decode_row_group(metadata, group, start, data, path, with_order=with_order)

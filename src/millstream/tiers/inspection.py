@@ -23,7 +23,7 @@ from millstream.tiers.segments import (
     Footer,
     RowGroup,
     decode_footer,
-    read_row_group,
+    read_columns,
     row_group_range,
     whole,
 )
@@ -78,7 +78,7 @@ class Inspection:
         self._checksum = zlib.crc32(data, self._checksum)
         start = row_group_range(metadata, number)[0]
         window = data[start - self.end_of(number - 1) :]
-        table = read_row_group(metadata, number, start, window, segment.path, SCHEMA.names)
+        table = read_columns(metadata, number, start, window, segment.path, SCHEMA.names)
         rows = RowGroup(table)
         extents = self._extents.pop(number, [])
         self._check_names(table, extents)

@@ -20,7 +20,7 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Kept
 from millstream.tiers.inspection import Inspection, runs_of
 from millstream.tiers.objects import Objects
-from millstream.tiers.segments import Extent, Footer, RowGroup, read_row_group, row_group_range, whole
+from millstream.tiers.segments import Extent, Footer, RowGroup, read_columns, row_group_range, whole
 
 DIGEST_BYTES: Final = 16
 _OLD_COLUMNS: Final = ["payload", "offset_end", "position", "appended_at"]
@@ -48,7 +48,7 @@ class _Rows:
 
     def add(self, group: RowGroup, first: int, stop: int) -> None:
         payload, ends, positions, times = self._parts
-        payload.update(group.view_of(first, stop))
+        payload.update(group.bytes_of(first, stop))
         ends.update(group.ends[first:stop])
         positions.update(group.positions[first:stop])
         times.update(group.times[first:stop])
@@ -175,7 +175,7 @@ class Proof:
 def _digests(
     footer: Footer, number: int, start: int, data: bytes, path: str, runs: list[LiveRun]
 ) -> list[tuple[int, _Expected]]:
-    group = RowGroup(read_row_group(footer.metadata, number, start, data, path, _OLD_COLUMNS))
+    group = RowGroup(read_columns(footer.metadata, number, start, data, path, _OLD_COLUMNS))
     found = []
     for extent, _, earliest in runs:
         stop = extent.row_start + extent.rows

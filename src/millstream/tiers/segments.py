@@ -322,6 +322,9 @@ def whole(column: arrow.ChunkedArray) -> arrow.Array:
     return array_ if array_.offset == 0 else arrow.concat_arrays([array_])
 
 
+_NONE: Final[memoryview[int]] = memoryview(b"").cast("q")
+
+
 class RowGroup:
     """A decoded row group: its payloads back to back, where each ends, and, if asked for, when it was appended."""
 
@@ -335,14 +338,14 @@ class RowGroup:
         # Views, not lists: most reads look at a few of them.
         self.ends: memoryview[int] = memoryview(whole(table.column("offset_end")).buffers()[1]).cast("q")
         self.size = len(self._data) + 4 * len(self._offsets) + 8 * len(self.ends)
-        self.positions: memoryview[int] = memoryview(b"").cast("q")
-        self.times: memoryview[int] = self.positions
+        self.positions: memoryview[int] = _NONE
+        self.times: memoryview[int] = _NONE
         if "position" in table.column_names:
             self.positions = memoryview(whole(table.column("position")).buffers()[1]).cast("q")
             self.times = memoryview(whole(table.column("appended_at")).buffers()[1]).cast("q")
             self.size += 16 * table.num_rows
 
-    def view_of(self, first: int, stop: int) -> memoryview:
+    def bytes_of(self, first: int, stop: int) -> memoryview:
         return self._data[self._offsets[first] : self._offsets[stop]]
 
     def length_of(self, first: int, stop: int) -> int:
@@ -362,31 +365,35 @@ def decode_row_group(
     metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, *, with_order: bool = True
 ) -> RowGroup:
     """A row group from the bytes at `row_group_range`; page checksums are verified."""
-    return RowGroup(read_row_group(metadata, group, start, data, path, _columns(with_order)))
+    return _decode(metadata, group, arrow.PythonFile(_Window(data, start), mode="r"), path, with_order)
 
 
-def decode_row_group_of(file: Path, metadata: parquet.FileMetaData, group: int, *, with_order: bool = True) -> RowGroup:
-    """The same straight from a file."""
+def read_row_group(metadata: parquet.FileMetaData, group: int, file: Path, *, with_order: bool = True) -> RowGroup:
+    """A row group straight from a file."""
     try:
         source = arrow.OSFile(str(file))
     except OSError as error:
         raise Unavailable(f"segment {file} cannot be read: {error}", code="object_store_unavailable") from None
-    return RowGroup(_read(source, metadata, group, str(file), _columns(with_order)))
+    return _decode(metadata, group, source, str(file), with_order)
 
 
-def read_row_group(
+def read_columns(
     metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, columns: list[str]
 ) -> arrow.Table:
     """Some columns of a row group, from the bytes at `row_group_range`."""
-    return _read(arrow.PythonFile(_Window(data, start), mode="r"), metadata, group, path, columns)
+    source = arrow.PythonFile(_Window(data, start), mode="r")
+    return _read(metadata, group, source, path, columns)
 
 
-def _columns(with_order: bool) -> list[str]:
-    return [*_BYTES_COLUMNS, *_ORDER_COLUMNS] if with_order else _BYTES_COLUMNS
+def _decode(
+    metadata: parquet.FileMetaData, group: int, source: arrow.NativeFile, path: str, with_order: bool
+) -> RowGroup:
+    columns = [*_BYTES_COLUMNS, *_ORDER_COLUMNS] if with_order else _BYTES_COLUMNS
+    return RowGroup(_read(metadata, group, source, path, columns))
 
 
 def _read(
-    source: arrow.NativeFile, metadata: parquet.FileMetaData, group: int, path: str, columns: list[str]
+    metadata: parquet.FileMetaData, group: int, source: arrow.NativeFile, path: str, columns: list[str]
 ) -> arrow.Table:
     try:
         with (

@@ -98,7 +98,7 @@ def check_round_trip(runs: list[StreamRun], encoded: EncodedSegment) -> None:
         for extent in mine:
             group, first, stop = groups[extent.row_group], extent.row_start, extent.row_start + extent.rows
             found += group.messages(first, stop)
-            joined += group.view_of(first, stop)
+            joined += group.bytes_of(first, stop)
             ends += group.ends[first:stop]
             positions += group.positions[first:stop]
             times += group.times[first:stop]
