@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream import config as configuration
+from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
@@ -164,6 +165,7 @@ class _Exchange:
         )
         request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount, self)
         request.upload = upload
+        request.started = monotonic_seconds()
         return request
 
     async def _body(self, upload: Upload | None, limit: int) -> bytes | None:
