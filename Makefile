@@ -33,7 +33,15 @@ $(JAVASCRIPT)/node_modules/.installed: $(JAVASCRIPT)/package.json $(JAVASCRIPT)/
 	npm install --no-save --prefix $(JAVASCRIPT) --no-audit --no-fund --loglevel=error
 	@touch $@
 
-TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed
+# The cache of examples/caddy, which its tests run; from Debian, as the only one of them that is not on PyPI or npm.
+NGINX := $(VENV)/.nginx
+$(NGINX): $(BIN)/millstream
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } || \
+	  { echo "nginx is missing: install Debian's nginx-light" >&2; exit 1; }
+	@touch $@
+
+TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed $(NGINX)
 
 check: $(VENV)/.dev ## Lint, formatting, types, layers
 	$(BIN)/ruff check .
