@@ -283,11 +283,12 @@ def test_an_expired_jwt_is_401_even_if_it_was_good_before(guarded: Guarded) -> N
 # -- live reads end with their token -------------------------------------------------------------------------
 
 
-def test_sse_ends_as_a_whole_body_when_its_token_expires(guarded: Guarded) -> None:
+@pytest.mark.parametrize("query", ["offset=now&live=sse", "%6Cive=s%73e&offset=now"])
+def test_sse_ends_as_a_whole_body_when_its_token_expires(guarded: Guarded, query: str) -> None:
     token = ISSUER.sign(claims(1.5))
     with RawConnection(guarded.url) as follower:
         started = time.monotonic()
-        follower.send(follower.request("GET", "/team-a/s?offset=now&live=sse", list(bearer(token).items())))
+        follower.send(follower.request("GET", f"/team-a/s?{query}", list(bearer(token).items())))
         assert follower.head()[0] == 200
         while follower.chunk() is not None:
             pass

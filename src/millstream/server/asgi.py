@@ -154,6 +154,11 @@ class _Exchange:
         mount = scope.get("root_path", "")
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = path.partition(b"?")[0].removeprefix(mount.encode())
+        head = Request(scope["method"], path, scope["query_string"], headers, b"", lambda response: None, client=self)
+        refusal = self._app.refusal_of_head(head)
+        if refusal is not None:
+            await self._respond(refusal, scope["method"], self._id)
+            return None
         upload, limit = self._app.upload_for(scope["method"], path, self._config.http.body_bytes_max)
         body = await self._body(upload, limit)
         if body is None:

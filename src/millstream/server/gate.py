@@ -22,11 +22,11 @@ from millstream.access.rates import Rate
 from millstream.access.scopes import Principal
 from millstream.clock import Clock
 from millstream.config import LimitsSection
-from millstream.errors import Forbidden, MillstreamError, TooManyRequests, Unauthorized
+from millstream.errors import Forbidden, InvalidRequest, MillstreamError, TooManyRequests, Unauthorized
 from millstream.protocol.keys import StreamKey
 from millstream.server import needs
 from millstream.server.error_map import error_response
-from millstream.server.messages import BodyStream, ReplyWith, Request, Response, Sink
+from millstream.server.messages import BodyStream, ReplyWith, Request, Response, Sink, parse_query
 from millstream.server.metrics import Metrics
 from millstream.streams.subscriptions import Subscription
 
@@ -95,7 +95,7 @@ class Gate:
         principal = request.principal = self._authorized(request, find_target)
         if principal is not None and self._is_limited["principal"]:
             self._take("principal", principal.key, request)
-        is_live = request.method == "GET" and b"live=" in request.query
+        is_live = request.method == "GET" and _is_live(request.query)
         if is_live or self._meters_bytes:
             clients = {"address": self._address_key(request)}
             if principal is not None:
@@ -210,6 +210,14 @@ def network_of(address: str) -> str:
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
         return str(ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
     return str(ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else str(ip)
+
+
+def _is_live(query: bytes) -> bool:
+    """Whether a query asks for a live read, in whatever spelling its handler will understand."""
+    try:
+        return bool(query) and "live" in parse_query(query)
+    except InvalidRequest:
+        return False  # no handler that reads the query will take it
 
 
 class Session:
