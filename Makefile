@@ -36,6 +36,14 @@ $(JAVASCRIPT)/node_modules/.installed: $(JAVASCRIPT)/package.json $(JAVASCRIPT)/
 	npm install --no-save --prefix $(JAVASCRIPT) --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# The cache of examples/caddy, which its tests run; from Debian, as the only one of them that is not on PyPI or npm.
+NGINX := $(VENV)/.nginx
+$(NGINX): $(BIN)/millstream
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } || \
+	  { echo "nginx is missing: install Debian's nginx-light" >&2; exit 1; }
+	@touch $@
+
 $(YJS)/node_modules/.installed: $(YJS)/package.json $(YJS)/package-lock.json
 	npm install --no-save --prefix $(YJS) --no-audit --no-fund --loglevel=error
 	@touch $@
@@ -55,7 +63,7 @@ $(CHROMIUM):
 	apt-get install -y -qq --no-install-recommends chromium
 
 TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed \
-	$(YJS)/node_modules/.installed $(EDITOR)/dist/index.html $(if $(shell command -v chromium),,$(CHROMIUM))
+	$(YJS)/node_modules/.installed $(EDITOR)/dist/index.html $(NGINX) $(if $(shell command -v chromium),,$(CHROMIUM))
 
 check: $(VENV)/.dev ## Lint, formatting, types, layers
 	$(BIN)/ruff check .

@@ -6,7 +6,6 @@ answer is known only afterwards, and the debt is waited off before the next requ
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
@@ -14,7 +13,7 @@ from millstream.clock import monotonic_seconds
 
 
 class Rate:
-    """`per_second` for each client, of which `burst_seconds`' worth may be used at once; 0 is no limit."""
+    """`per_second` for each client, of which `burst_seconds`' worth may be used at once; with 0 nobody takes."""
 
     def __init__(
         self,
@@ -34,29 +33,26 @@ class Rate:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def wait_seconds(self, client: Hashable) -> float:
-        """How long a client must wait until it may ask again; 0 if it may now."""
-        if not self.per_second:
-            return 0.0
-        left = self._left(client)
-        return 0.0 if left > 0 else (1e-9 - left) / self.per_second
+    def take(self, client: Hashable, amount: float) -> float:
+        """Let a client use some if it has any left. Returns 0, or how long it must wait for that."""
+        now = self._now()
+        left, since = self._clients.get(client) or (self._capacity, now)
+        left = min(left + (now - since) * self.per_second, self._capacity)
+        if left <= 0:
+            return -left / self.per_second + 1e-9
+        if amount:
+            self._note(client, left - amount, now)
+        return 0.0
 
     def spend(self, client: Hashable, amount: float) -> None:
-        if not self.per_second or not amount:
-            return
-        self._clients[client] = (self._left(client) - amount, self._now())
+        """Note what a client has used already, also if it had less."""
+        if self.per_second and amount:
+            now = self._now()
+            left, since = self._clients.get(client) or (self._capacity, now)
+            self._note(client, min(left + (now - since) * self.per_second, self._capacity) - amount, now)
+
+    def _note(self, client: Hashable, left: float, now: float) -> None:
+        self._clients[client] = (left, now)
         self._clients.move_to_end(client)
         if len(self._clients) > self._clients_max:
             self._clients.popitem(last=False)
-
-    def _left(self, client: Hashable) -> float:
-        found = self._clients.get(client)
-        if found is None:
-            return self._capacity
-        left, since = found
-        return min(left + (self._now() - since) * self.per_second, self._capacity)
-
-
-def retry_after(seconds: float) -> int:
-    """For a Retry-After header: whole seconds, at least one."""
-    return max(1, math.ceil(seconds))

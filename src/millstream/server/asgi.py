@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream import config as configuration
+from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
@@ -153,6 +154,11 @@ class _Exchange:
         mount = scope.get("root_path", "")
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = path.partition(b"?")[0].removeprefix(mount.encode())
+        head = Request(scope["method"], path, scope["query_string"], headers, b"", lambda response: None, client=self)
+        refusal = self._app.refusal_of_head(head)
+        if refusal is not None:
+            await self._respond(refusal, scope["method"], self._id)
+            return None
         upload, limit = self._app.upload_for(scope["method"], path, self._config.http.body_bytes_max)
         body = await self._body(upload, limit)
         if body is None:
@@ -164,6 +170,7 @@ class _Exchange:
         )
         request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount, self)
         request.upload = upload
+        request.started = monotonic_seconds()
         return request
 
     async def _body(self, upload: Upload | None, limit: int) -> bytes | None:

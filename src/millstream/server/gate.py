@@ -8,27 +8,31 @@ limits while they last, and end when their token does.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millstream.access.authenticator import Authenticator
-from millstream.access.rates import Rate, retry_after
+from millstream.access.rates import Rate
 from millstream.access.scopes import Principal
 from millstream.clock import Clock
 from millstream.config import LimitsSection
-from millstream.errors import Forbidden, MillstreamError, TooManyRequests, Unauthorized
+from millstream.errors import Forbidden, InvalidRequest, MillstreamError, TooManyRequests, Unauthorized
 from millstream.protocol.keys import StreamKey
 from millstream.server import needs
 from millstream.server.error_map import error_response
-from millstream.server.messages import BodyStream, ReplyWith, Request, Response, Sink
+from millstream.server.messages import BodyStream, ReplyWith, Request, Response, Sink, parse_query
 from millstream.server.metrics import Metrics
 from millstream.streams.subscriptions import Subscription
 
 logger = logging.getLogger("millstream.access")
+
+DECISIONS_MAX: Final = 20_000
 
 
 class Target(NamedTuple):
@@ -62,6 +66,8 @@ class Gate:
         self._trusted_proxies = trusted_proxies
         self.sessions: set[Session] = set()
         self.live: Counter[str] = Counter()
+        # What was allowed, by the hash of what was shown. Cleared whole when it is full: it is soon filled again.
+        self._decisions: dict[tuple[bytes, str, bytes], Principal] = {}
         self.set_limits(limits)
 
     def set_limits(self, limits: LimitsSection) -> None:
@@ -77,39 +83,68 @@ class Gate:
             "address": Rate(limits.address_bytes_per_second, burst, tracked),
         }
         self._live_max = {"principal": limits.principal_live_max, "address": limits.address_live_max}
+        self._is_limited = {
+            kind: bool(self._requests[kind].per_second or self.bytes[kind].per_second) for kind in self._requests
+        }
         self._meters_bytes = any(rate.per_second for rate in self.bytes.values())
 
     def admit(self, request: Request, find_target: FindTarget) -> None:
         """Let a request pass, or raise why not."""
-        clients = {"address": self._address_key(request)}
-        self._take("address", clients["address"], request)
-        principal = self._authorized(request, find_target(request.path))
-        if principal is not None:
-            request.principal = principal
-            clients["principal"] = principal.key
+        if self._is_limited["address"]:
+            self._take("address", self._address_key(request), request)
+        principal = request.principal = self._authorized(request, find_target)
+        if principal is not None and self._is_limited["principal"]:
             self._take("principal", principal.key, request)
-        is_live = request.method == "GET" and b"live=" in request.query
-        if is_live:
-            self._check_live(clients)
+        is_live = request.method == "GET" and _is_live(request.query)
         if is_live or self._meters_bytes:
+            clients = {"address": self._address_key(request)}
+            if principal is not None:
+                clients["principal"] = principal.key
+            if is_live:
+                self._check_live(clients)
             Session(self, request, principal, clients, is_live=is_live)
 
     def check_head(self, request: Request, find_target: FindTarget) -> None:
         """The same before the body has arrived, so that nobody need take it in; nothing is counted yet."""
-        self._check_rates("address", self._address_key(request))
+        if self._is_limited["address"]:
+            self._take("address", self._address_key(request), None)
+        if find_target(request.path).kind != "control":  # what that needs is in its body
+            principal = self._authorized(request, find_target)
+            if principal is not None and self._is_limited["principal"]:
+                self._take("principal", principal.key, None)
+
+    def _take(self, kind: str, client: str, request: Request | None) -> None:
+        """Take what a request uses from what its client has; without a request only see whether there is any."""
+        for name, rate, amount in (
+            ("requests", self._requests[kind], 1),
+            ("bytes", self.bytes[kind], len(request.body) if request is not None else 0),
+        ):
+            if rate.per_second:
+                wait = rate.take(client, amount if request is not None else 0)
+                if wait:
+                    self._limited(f"{kind}_{name}", f"this {kind} uses more than its {name} per second", wait)
+
+    def _authorized(self, request: Request, find_target: FindTarget) -> Principal | None:
+        """Who may do this, decided anew or as it was the last time the same was asked with the same token."""
+        if self.authenticator is None:
+            return None
+        shown = request.headers.get(b"authorization")
+        decision = (hashlib.sha256(shown).digest(), request.method, request.path) if shown is not None else None
+        known = self._decisions.get(decision) if decision is not None else None
+        if known is not None and not known.is_expired(self.clock.now_ms()):
+            return known
         target = find_target(request.path)
-        if target.kind != "control":  # what that needs is in its body
-            principal = self._authorized(request, target)
-            if principal is not None:
-                self._check_rates("principal", principal.key)
+        principal = self._decided(request, target)
+        # A PUT may fork, and what is no stream's may depend on the query or the body.
+        if principal is not None and decision is not None and target.key is not None and request.method != "PUT":
+            if len(self._decisions) >= DECISIONS_MAX:
+                self._decisions.clear()
+            self._decisions[decision] = principal
+        return principal
 
-    def _take(self, kind: str, client: str, request: Request) -> None:
-        self._check_rates(kind, client)
-        self._requests[kind].spend(client, 1)
-        self.bytes[kind].spend(client, len(request.body))
-
-    def _authorized(self, request: Request, target: Target) -> Principal | None:
-        if self.authenticator is None or needs.is_open(request, target.kind, open_metrics=self.open_metrics):
+    def _decided(self, request: Request, target: Target) -> Principal | None:
+        assert self.authenticator is not None
+        if needs.is_open(request, target.kind, open_metrics=self.open_metrics):
             return None
         try:
             principal = self.authenticator.principal(request.headers.get(b"authorization"))
@@ -122,21 +157,16 @@ class Gate:
             raise
         return principal
 
-    def _check_rates(self, kind: str, client: str) -> None:
-        for name, rate in (("requests", self._requests[kind]), ("bytes", self.bytes[kind])):
-            wait = rate.wait_seconds(client)
-            if wait:
-                self._limited(f"{kind}_{name}", f"this {kind} uses more than its {name} per second", retry_after(wait))
-
     def _check_live(self, clients: Mapping[str, str]) -> None:
         for kind, client in clients.items():
             limit = self._live_max[kind]
             if limit and self.live[f"{kind} {client}"] >= limit:
                 self._limited(f"{kind}_live", f"this {kind} has as many live reads as it may have", 5)
 
-    def _limited(self, limit: str, message: str, seconds: int) -> None:
+    def _limited(self, limit: str, message: str, seconds: float) -> None:
         self._metrics.rate_limited[limit] += 1
-        raise TooManyRequests(message, hint="wait as long as Retry-After says", retry_after_seconds=seconds)
+        hint = "wait as long as Retry-After says"
+        raise TooManyRequests(message, hint=hint, retry_after_seconds=max(1, math.ceil(seconds)))
 
     def _address_key(self, request: Request) -> str:
         """The client's address, as far as it can be trusted."""
@@ -148,8 +178,9 @@ class Gate:
 
     # -- when tokens change ------------------------------------------------------------------------------------
 
-    def end_revoked(self) -> int:
-        """End the live reads of principals that are no longer good."""
+    def tokens_changed(self) -> int:
+        """Decide everything anew, and end the live reads of principals that are no longer good; says how many."""
+        self._decisions.clear()
         if self.authenticator is None:
             return 0
         revoked = [one for one in self.sessions if one.principal and not self.authenticator.is_valid(one.principal)]
@@ -164,7 +195,7 @@ class Gate:
             if self.authenticator.has_changed():
                 try:
                     logger.info("the token files changed: %s", self.authenticator.reload())
-                    self.end_revoked()
+                    self.tokens_changed()
                 except MillstreamError as error:
                     logger.error("the token files changed and cannot be used; the former ones stay: %s", error)
 
@@ -179,6 +210,14 @@ def network_of(address: str) -> str:
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
         return str(ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
     return str(ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else str(ip)
+
+
+def _is_live(query: bytes) -> bool:
+    """Whether a query asks for a live read, in whatever spelling its handler will understand."""
+    try:
+        return bool(query) and "live" in parse_query(query)
+    except InvalidRequest:
+        return False  # no handler that reads the query will take it
 
 
 class Session:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
 from millstream.access.scopes import Principal
-from millstream.clock import SystemClock, monotonic_seconds
+from millstream.clock import SystemClock
 from millstream.errors import InvalidRequest
 from millstream.server.metrics import RouteSeries
 
@@ -77,7 +77,8 @@ class Request:
         base_url: str | None = None,
         client: Client | None = None,
     ) -> None:
-        self.started = monotonic_seconds()
+        # When its handling began, if that is measured.
+        self.started = 0.0
         self.method = method
         self.path = path
         self.query = query

@@ -13,31 +13,25 @@ from millstream.measures import REQUEST_SECONDS, Histogram
 
 METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 UNROUTED: Final = "none"
+BUSY_REQUESTS_PER_SECOND: Final = 2000
+TIMED_ONE_IN: Final = 16
 
 
 class RouteSeries:
     """The requests of one method to one kind of resource."""
 
-    __slots__ = ("counts", "method", "route", "seconds_sum", "statuses")
+    __slots__ = ("method", "route", "seconds", "statuses")
 
     def __init__(self, method: str, route: str) -> None:
         self.method = method
         self.route = route
         self.statuses: defaultdict[int, int] = defaultdict(int)
-        # A histogram over REQUEST_SECONDS.
-        self.counts = [0] * (len(REQUEST_SECONDS) + 1)
-        self.seconds_sum = 0.0
+        self.seconds = Histogram(REQUEST_SECONDS)
 
-    def observe(self, status: int, seconds: float) -> None:
-        self.statuses[status] += 1
-        self.counts[bisect_left(REQUEST_SECONDS, seconds)] += 1
-        self.seconds_sum += seconds
-
-    @property
-    def seconds(self) -> Histogram:
-        histogram = Histogram(REQUEST_SECONDS)
-        histogram.counts, histogram.sum = self.counts, self.seconds_sum
-        return histogram
+    def time(self, seconds: float, weight: int) -> None:
+        """Note how long a request took, which stands for as many as its weight says."""
+        self.seconds.counts[bisect_left(REQUEST_SECONDS, seconds)] += weight
+        self.seconds.sum += seconds * weight
 
 
 class Metrics:
@@ -45,10 +39,18 @@ class Metrics:
         self.routes: dict[tuple[str, str], RouteSeries] = {}
         self.unrouted = self.series("any", UNROUTED)
         self.sent_bytes = 0
+        # Timing costs two percent of a small append, so of a great many requests only some are timed, each for all
+        # of its fellows. A power of two.
+        self.timed_one_in = 1
         self.connections = 0
         self.authentication_failures: Counter[str] = Counter()
         self.rate_limited: Counter[str] = Counter()
         self.forbidden = 0
+
+    def pace(self, requests_per_second: float, *, times_all: bool) -> None:
+        """Say how many requests there are, for which the share that is timed is chosen."""
+        is_busy = requests_per_second > BUSY_REQUESTS_PER_SECOND and not times_all
+        self.timed_one_in = TIMED_ONE_IN if is_busy else 1
 
     def series(self, method: str, route: str) -> RouteSeries:
         """The series of a method and a route. A client chooses its method freely, so unknown ones share one."""

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import httptools
 
+from millstream.clock import monotonic_seconds
 from millstream.errors import InvalidRequest
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
@@ -62,6 +63,8 @@ class NativeServer:
         self.connections: set[Connection] = set()
         self.id = new_id()
         self.numbers = count(1)
+        self.untimed = 0  # a request is timed if its number has none of these bits
+        self._counted = (0, 0.0)
         self.fields = self.fields_and_id = b""
         self.is_stopping = False
         # The loop's time as of the last tick: deadlines are seconds away, and asking is not free.
@@ -87,8 +90,18 @@ class NativeServer:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             self._refresh()
+            self._pace()
             for connection in tuple(self.connections):
                 connection.check(self.now)
+
+    def _pace(self) -> None:
+        """Time all requests, or some of them when there are many."""
+        number = next(self.numbers)
+        before, at = self._counted
+        self._counted = (number, self.now)
+        metrics = self.app.metrics
+        metrics.pace((number - before) / max(self.now - at, CHECK_SECONDS), times_all=self.app.logs_access)
+        self.untimed = metrics.timed_one_in - 1
 
     def _refresh(self) -> None:
         self.now = asyncio.get_running_loop().time()
@@ -415,10 +428,13 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: Request, keep_alive: bool, version: str) -> None:
         self._current = request
-        self._number = next(self._server.numbers)
-        self._keep_alive = keep_alive and not self._server.is_stopping and (not self._is_last or bool(self._waiting))
+        server = self._server
+        self._number = number = next(server.numbers)
+        if not number & server.untimed:
+            request.started = monotonic_seconds()
+        self._keep_alive = keep_alive and not server.is_stopping and (not self._is_last or bool(self._waiting))
         self._version = version
-        self._server.app.handle(request)
+        server.app.handle(request)
 
     def _respond(self, response: Response) -> None:
         """Answer the current request; they are handled one at a time, so there is no other."""
@@ -517,7 +533,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = False
         body = response.body
         assert isinstance(body, bytes)
-        self._server.app.metrics.unrouted.observe(response.status, 0.0)
+        self._server.app.metrics.unrouted.statuses[response.status] += 1
         self._number = next(self._server.numbers)
         head = self._head(response, {})
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))

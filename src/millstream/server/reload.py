@@ -100,7 +100,7 @@ class Reloader:
         if gate is None or gate.authenticator is None:
             return []
         done = [gate.authenticator.reload(auth_settings(config))]
-        ended = gate.end_revoked()
+        ended = gate.tokens_changed()
         return [*done, f"ended {ended} live reads of revoked tokens"] if ended else done
 
 

@@ -342,7 +342,7 @@ class Flusher:
             flush = SealedFlush(frozen.position, frozen.first_position, notes, segments)
             manifest = manifest_path(0, frozen.position, self._clock.random_bytes(8))
             await put(manifest, encode_manifest(self._manifest(frozen, flush)))
-        except BaseException:
+        except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
             await self._discard(written)
             raise
         return flush, manifest
