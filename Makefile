@@ -4,16 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFORMANCE := tests/conformance
 JAVASCRIPT := tests/javascript
+YJS := tests/yjs
+EDITOR := examples/editor
+CHROMIUM := /usr/bin/chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve cluster check format test soak bench clean
+.PHONY: help install serve cluster examples check format test soak bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/millstream: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[yjs]'
 	@touch $@
 
 install: $(BIN)/millstream ## Make .venv and install millstream into it
@@ -36,7 +39,34 @@ $(JAVASCRIPT)/node_modules/.installed: $(JAVASCRIPT)/package.json $(JAVASCRIPT)/
 	npm install --no-save --prefix $(JAVASCRIPT) --no-audit --no-fund --loglevel=error
 	@touch $@
 
-TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed
+# The cache of examples/caddy, which its tests run; from Debian, as the only one of them that is not on PyPI or npm.
+NGINX := $(VENV)/.nginx
+$(NGINX): $(BIN)/millstream
+	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } || \
+	  { echo "nginx is missing: install Debian's nginx-light" >&2; exit 1; }
+	@touch $@
+
+$(YJS)/node_modules/.installed: $(YJS)/package.json $(YJS)/package-lock.json
+	npm install --no-save --prefix $(YJS) --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(EDITOR)/node_modules/.installed: $(EDITOR)/package.json $(EDITOR)/package-lock.json
+	npm install --no-save --prefix $(EDITOR) --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(EDITOR)/dist/index.html: $(EDITOR)/node_modules/.installed $(EDITOR)/index.html $(EDITOR)/vite.config.js $(wildcard $(EDITOR)/src/*)
+	npm run --silent --prefix $(EDITOR) build
+
+examples: install $(EDITOR)/dist/index.html ## Build the examples' pages; millstream serve --examples shows them
+
+# The browser that the editor's test drives; Debian's, if there is none and we may install it.
+$(CHROMIUM):
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends chromium
+
+TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed \
+	$(YJS)/node_modules/.installed $(EDITOR)/dist/index.html $(NGINX) $(if $(shell command -v chromium),,$(CHROMIUM))
 
 check: $(VENV)/.dev ## Lint, formatting, types, layers
 	$(BIN)/ruff check .
@@ -59,4 +89,4 @@ bench: $(VENV)/.dev ## Measure against the peers; results in bench/results
 	$(BIN)/python -m bench
 
 clean: ## Remove what the other targets made, data excepted
-	rm -rf $(VENV) $(CONFORMANCE)/node_modules $(JAVASCRIPT)/node_modules bench/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CONFORMANCE)/node_modules $(JAVASCRIPT)/node_modules $(YJS)/node_modules $(EDITOR)/node_modules $(EDITOR)/dist bench/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

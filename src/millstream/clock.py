@@ -14,7 +14,10 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back and go on while the process is stopped, for leases and timeouts."""
+        """Seconds on a clock that never goes back and goes on while the process is stopped: for leases and timeouts.
+
+        Only differences mean anything.
+        """
         ...
 
     def uniform(self, low: float, high: float) -> float:
@@ -41,3 +44,7 @@ class SystemClock:
 
     def random_bytes(self, count: int) -> bytes:
         return secrets.token_bytes(count)
+
+
+# For measuring how long things take; nothing is decided by it, so it needs no interface.
+monotonic_seconds = time.perf_counter

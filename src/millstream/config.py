@@ -70,6 +70,16 @@ def _url(value: object) -> str | None:
     return str(value)
 
 
+def _flag(value: object) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError
+    return str(value).lower() == "true"
+
+
+def _retention(value: object) -> float | None:
+    return None if value == "forever" else _duration(value)
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError
@@ -87,16 +97,23 @@ def _addresses(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(_address(part) for part in parts)
 
 
-def _flag(value: object) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError
-    return str(value).lower() == "true"
-
-
 def _cluster_name(value: object) -> str:
     if re.fullmatch(r"[a-z0-9-]{0,32}", str(value)) is None:
         raise ValueError
     return str(value)
+
+
+def _optional_path(value: object) -> Path | None:
+    return None if value == "" else _path(value)
+
+
+def _one_of(*choices: str) -> Kind:
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError
+        return str(value)
+
+    return Kind(parse, f"one of {', '.join(choices)}")
 
 
 BACKENDS: Final = ("fs", "s3", "gcs", "azure", "memory")
@@ -124,8 +141,10 @@ AT_LEAST_ONE: Final = Kind(_at_least_one(_count), "a whole number, 1 or more")
 ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
 PATH: Final = Kind(_path, "a path")
 ADDRESSES: Final = Kind(_addresses, 'addresses such as ["10.0.0.2:6437", "10.0.0.3:6437"]')
-FLAG: Final = Kind(_flag, "true or false")
 CLUSTER_NAME: Final = Kind(_cluster_name, "up to 32 of a-z, 0-9 and -")
+FLAG: Final = Kind(_flag, "true or false")
+RETENTION: Final = Kind(_retention, "forever, or a duration such as 30d")
+OPTIONAL_PATH: Final = Kind(_optional_path, "a path, or nothing")
 URL: Final = Kind(_url, "a URL without a path, such as https://streams.example.com")
 
 
@@ -142,7 +161,13 @@ class ServerSection:
     public_url: str | None = setting(
         "", URL, "Base URL by which clients reach the server, if not by the Host they send (behind a proxy)."
     )
-    stop_timeout: float = setting("10s", DURATION, "How long a stop waits for requests to finish.")
+    stop_timeout: float = setting(
+        "10s", DURATION, "How long a stop may take: requests finish, live reads end, messages move to the cold tier."
+    )
+    insecure: bool = setting("false", FLAG, "Allow other addresses than loopback without [auth] and [tls].")
+    trusted_proxies: str = setting(
+        "", TEXT, "Addresses of proxies, separated by commas, whose X-Forwarded-For says who the client is."
+    )
     node_id: int = setting("1", AT_LEAST_ONE, "This node's number in its cluster.")
     advertise: str = setting("", TEXT, "HOST:PORT or URL by which others reach this node; by default `listen`.")
 
@@ -152,6 +177,11 @@ class LogSection:
     """The durable log."""
 
     segment_bytes: int = setting("64MiB", SOME_SIZE, "Size at which a new log file is begun.")
+    sync_on_loop_max: float = setting(
+        "1ms",
+        DURATION,
+        "A lone append is synced without a change of thread while syncs take less than this on average; `0ms`: never.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +253,79 @@ class ReadSection:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSection:
+    """Jobs that the server starts by itself."""
+
+    compact_every: float = setting("0s", DURATION, "How often segments are compacted; 0s for never. Needs Spark.")
+    master: str = setting("local[1]", TEXT, "Where Spark runs for that.")
+
+
+@dataclass(frozen=True, slots=True)
+class YjsSection:
+    """Yjs documents."""
+
+    implicit_create: bool = setting(
+        "true", FLAG, "Whether the first write makes a document; if not, PUT must, and all else is 404 before it."
+    )
+    compaction_threshold: int = setting(
+        "1MiB", SOME_SIZE, "Bytes of updates since the last snapshot at which a new one is made."
+    )
+    retention: float | None = setting(
+        "forever", RETENTION, "How old updates get that a snapshot stands for; older ones go when a new one is made."
+    )
+    awareness_ttl: float = setting("1h", SOME_TIME, "How long an awareness stream stays that nobody uses.")
+    long_poll_timeout: float = setting("60s", SOME_TIME, "How long a long-poll on a document waits for updates.")
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSection:
+    """Who may do what."""
+
+    enabled: bool = setting("false", FLAG, "Whether requests need a token that allows them.")
+    tokens_file: Path | None = setting(
+        "", OPTIONAL_PATH, "File of hashed tokens (by default tokens.json in the data directory)."
+    )
+    jwks_file: Path | None = setting("", OPTIONAL_PATH, "JWK set that verifies JWTs; without one none is accepted.")
+    jwt_issuer: str = setting("", TEXT, "The `iss` a JWT must have, if any is demanded.")
+    jwt_audience: str = setting("", TEXT, "The `aud` a JWT must have; without one a JWT must have none.")
+    jwt_scope_claim: str = setting("scope", TEXT, "The claim of a JWT that lists its scopes, as read:BUCKET/PREFIX.")
+    jwt_leeway: float = setting("5s", DURATION, "How far the issuer's clock may be off.")
+    open_metrics: bool = setting("false", FLAG, "Whether /metrics is readable without a token.")
+    reload_interval: float = setting("2s", SOME_TIME, "How often the token and key files are looked at for changes.")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSection:
+    """What one principal (token or JWT subject) and one address may ask for; 0 is no limit. More is 429."""
+
+    principal_requests_per_second: int = setting("0", COUNT, "Requests of one principal.")
+    principal_bytes_per_second: int = setting("0", SIZE, "Bytes sent and received by one principal.")
+    principal_live_max: int = setting("0", COUNT, "Long-polls and SSE connections of one principal at a time.")
+    address_requests_per_second: int = setting("0", COUNT, "Requests from one address (IPv6: one /64 network).")
+    address_bytes_per_second: int = setting("0", SIZE, "Bytes sent to and received from one address.")
+    address_live_max: int = setting("0", COUNT, "Long-polls and SSE connections from one address at a time.")
+    burst: float = setting("2s", SOME_TIME, "How much of a rate may be used at once, as the time it takes to earn.")
+    tracked_max: int = setting("100000", AT_LEAST_ONE, "Principals and addresses whose use is remembered, each.")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    """TLS in the server itself. Both files are read again on SIGHUP."""
+
+    cert: Path | None = setting("", OPTIONAL_PATH, "Certificate chain, PEM.")
+    key: Path | None = setting("", OPTIONAL_PATH, "Its private key, PEM.")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSection:
+    """What is logged, to standard error."""
+
+    level: str = setting("info", _one_of("debug", "info", "warning", "error"), "The least severity that is logged.")
+    format: str = setting("auto", _one_of("auto", "human", "json"), "auto is human on a terminal and JSON elsewhere.")
+    access: bool = setting("false", FLAG, "Whether every request gets a line: method, path, status, time, who.")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSection:
     """Several nodes as one server; see cluster.md."""
 
@@ -253,6 +356,12 @@ class Config:
     cold: ColdSection = field(default_factory=ColdSection)
     http: HttpSection = field(default_factory=HttpSection)
     read: ReadSection = field(default_factory=ReadSection)
+    pipeline: PipelineSection = field(default_factory=PipelineSection)
+    yjs: YjsSection = field(default_factory=YjsSection)
+    auth: AuthSection = field(default_factory=AuthSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    tls: TlsSection = field(default_factory=TlsSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
 
 
@@ -263,6 +372,12 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "cold": ColdSection,
     "http": HttpSection,
     "read": ReadSection,
+    "pipeline": PipelineSection,
+    "yjs": YjsSection,
+    "auth": AuthSection,
+    "limits": LimitsSection,
+    "tls": TlsSection,
+    "logging": LoggingSection,
     "cluster": ClusterSection,
 }
 

@@ -15,6 +15,8 @@ becomes is known only to `server/error_map.py`.
     │   └── PreconditionFailed
     ├── ProducerFenced        a newer epoch of the same producer exists
     ├── Unauthorized          a token that is missing, wrong or expired
+    ├── Forbidden             a good token that does not allow this
+    ├── TooManyRequests       the caller is over its limit; retry later
     ├── Unavailable           nothing was written; retry later
     │   └── NotLeader         another node leads the shard
     ├── OutcomeUnknown        it may or may not have been written
@@ -113,6 +115,18 @@ class ProducerFenced(MillstreamError):
 
 class Unauthorized(MillstreamError):
     code = "unauthorized"
+
+
+class Forbidden(MillstreamError):
+    code = "forbidden"
+
+
+class TooManyRequests(MillstreamError):
+    code = "too_many_requests"
+
+    def __init__(self, message: str, *, code: str | None = None, hint: str | None = None, retry_after_seconds: int = 1):
+        super().__init__(message, code=code, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Unavailable(MillstreamError):

@@ -254,6 +254,8 @@ def write_flushes(data_dir: Path, store: ColdStore, flushes: int, **constants: i
                 client.delete("/restore/deleted")
                 client.put(f"/restore/snapped/snapshot/{token(5)}", content=b"five")
             wait_until_flushed(client, released=True)
+        if constants:  # a full manifest is written after its flush, and then those before it go
+            wait_until(lambda: len(names(store, "manifests")) < flushes, "a full manifest removes those before it")
         server.kill()
     assert "Traceback" not in server.stderr()
     return expected

@@ -46,6 +46,11 @@ def open_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenLog
         yield opens
 
 
+@pytest.fixture(params=[False, True], ids=["never blocking", "blocking"])
+def may_block(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def payloads(batches: list[LogBatch]) -> list[bytes]:
     return [batch.payload for batch in batches]
 
@@ -58,8 +63,8 @@ def test_a_new_log_is_empty(open_log: OpenLog) -> None:
     log.close()
 
 
-def test_batches_come_back_after_a_restart_in_order_with_their_positions(open_log: OpenLog) -> None:
-    driver = LogDriver(open_log())
+def test_batches_come_back_after_a_restart_in_order_with_their_positions(open_log: OpenLog, may_block: bool) -> None:
+    driver = LogDriver(open_log(), may_block=may_block)
     for number in range(20):
         assert driver.append(b"batch %d" % number, span=number + 1) is None
     driver.log.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from millstream.client import Client
 from support.raw_http import RawConnection
 from support.server import wait_until_healthy
 
@@ -174,3 +175,19 @@ def test_data_written_below_a_mount_is_there_after_a_restart(tmp_path: Path) -> 
             running.stop()
     assert content == b"0;1;"
     assert "Traceback" not in running.stderr_path.read_text()
+
+
+def test_the_python_client_works_below_a_mount(mounted: Mounted) -> None:
+    with Client(mounted.url) as client:
+        client.bucket("team").create()
+        stream = client.stream(bucket="team", name="notes")
+        stream.create(content_type="application/json")
+        with client.producer(stream, "p") as producer:
+            producer.append_many(range(2000))
+        stream.publish_snapshot(b"state", stream.head().next_offset)
+        assert stream.snapshot().data == b"state"  # by way of a redirect below the mount
+        fork = client.stream("team/fork")
+        fork.create(fork_from=stream)
+        fork.append(["own"], close=True)
+        following = fork.follow(stream.head().next_offset)
+        assert [value for chunk in following for value in chunk.json()] == ["own"]

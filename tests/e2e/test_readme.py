@@ -45,15 +45,15 @@ def test_the_curl_tour_creates_appends_reads_and_tails(server: ServerProcess) ->
 
 
 def test_the_python_snippet_follows_a_stream(server: ServerProcess) -> None:
-    snippet = next(block for block in blocks("python", server) if "httpx.put" in block)
+    snippet = next(block for block in blocks("python", server) if "stream.follow()" in block)
     process = subprocess.Popen([sys.executable, "-u", "-c", snippet], stdout=subprocess.PIPE, text=True)
     guard = threading.Timer(30, process.kill)
     guard.start()
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == "{'step': 2, 'state': 'done'}\n"
+        assert process.stdout.readline() == "[{'step': 2, 'state': 'done'}]\n"
         httpx.post(f"{server.url}/v1/stream/run-42", json={"step": 3}).raise_for_status()
-        assert process.stdout.readline() == "{'step': 3}\n"
+        assert process.stdout.readline() == "[{'step': 3}]\n"
     finally:
         guard.cancel()
         process.kill()

@@ -21,10 +21,19 @@ from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.server.run import Node, serve
 from millstream.shard import flusher
-from millstream.streams.records import SegmentSealed
+from millstream.streams.records import SegmentSealed, SegmentsReplaced
 
 STEPS = ("segment put", "notes put", "manifest put", "seal", "catalog write", "trim")
 POINTS = tuple(f"{when} the {step}" for step in STEPS for when in ("before", "after"))
+# The steps of a compaction's commit; the flush that follows it has those of any flush.
+COMPACTION_POINTS = (
+    "before the replacement",
+    "after the replacement",
+    "before the manifest put",
+    "after the seal",
+    "before the catalog write",
+    "after the catalog write",
+)
 LAUNCHER = (sys.executable, str(Path(__file__).resolve()))
 
 
@@ -35,7 +44,7 @@ class Fuse:
         self._left = int(os.environ.get("CRASH_AFTER", "0"))
 
     def pass_by(self, point: str) -> None:
-        assert point in POINTS, point
+        assert point in POINTS + COMPACTION_POINTS, point
         if point == self._point and self._armed.exists():
             self._left -= 1
             if self._left < 0:
@@ -58,6 +67,11 @@ def wire(node: Node, fuse: Fuse) -> None:
             fuse.pass_by(f"after the {kind} put")
 
     async def submit_between(record: object) -> object:
+        if isinstance(record, SegmentsReplaced):
+            fuse.pass_by("before the replacement")
+            replaced = await submit(record)
+            fuse.pass_by("after the replacement")
+            return replaced
         if not isinstance(record, SegmentSealed):
             return await submit(record)
         fuse.pass_by("before the seal")

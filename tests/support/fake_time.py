@@ -21,7 +21,7 @@ class FakeClock:
         return self.ms
 
     def monotonic(self) -> float:
-        return (self.ms - START_MS) / 1000
+        return self.now_ms() / 1000
 
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)

@@ -14,8 +14,9 @@ ANSWER_SECONDS = 20.0
 class LogDriver:
     """Reads a log to its end, starts it, and appends batches of one position per byte string."""
 
-    def __init__(self, log: Log, *, first_position: int = 1) -> None:
+    def __init__(self, log: Log, *, first_position: int = 1, may_block: bool = False) -> None:
         self.log = log
+        self.may_block = may_block
         self.found = list(log.read())
         self.next = self.found[-1].next if self.found else first_position
         self._answers: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -26,7 +27,7 @@ class LogDriver:
         batch = LogBatch(self.next, self.next + span, payload)
         self.next = batch.next
         outcome: list[MillstreamError | None] = []
-        self.log.append(batch, outcome.append)
+        self.log.append(batch, outcome.append, may_block=self.may_block)
         return outcome
 
     def wait(self) -> None:

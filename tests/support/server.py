@@ -46,12 +46,12 @@ class ServerProcess:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        match = re.search(r"http://([^,]+)", line)
+        match = re.search(r"(https?)://([^,]+)", line)
         if match is None:
             self.process.wait()
             raise AssertionError(f"the server did not start: {line!r} {self.stderr()}")
-        self._listen = match[1]
-        self.url = f"http://{match[1]}"
+        self._listen = match[2]
+        self.url = f"{match[1]}://{match[2]}"
         return self
 
     def stderr(self) -> str:

@@ -103,7 +103,8 @@ def open_shard(
     keep_bytes: int = 0,
 ) -> ShardDriver:
     """A shard that has recovered but not started; it closes its files if it refuses to."""
-    log = FileLog(directory / "log", clock, segment_bytes=segment_bytes, disk=disk)
+    # Tests that hold the disk still must not hold the loop with it.
+    log = FileLog(directory / "log", clock, segment_bytes=segment_bytes, block_seconds_max=0.0, disk=disk)
     catalog = Catalog(directory / "catalog")
     objects = open_objects(ObjectStoreSettings("fs", directory / "cold", {}))
     cold = ColdTier(objects, catalog, CACHE_BYTES)

@@ -31,13 +31,13 @@ def add_parser(commands: Any) -> None:
     transfer.add_argument("--to", type=int, metavar="NODE", help="the node to take over (default: whoever leads least)")
     transfer.set_defaults(run=_transfer)
     add = _action(actions, "add", "let a node lead (again), and wait until it can: one that is new or was drained")
-    add.add_argument("node", type=int, metavar="NODE")
+    add.add_argument("node", type=int, metavar="NODE", help="its server.node_id")
     add.set_defaults(run=lambda options: _member(options, "active"))
     drain = _action(actions, "drain", "let a node lead nothing any more; it goes on following")
-    drain.add_argument("node", type=int, metavar="NODE")
+    drain.add_argument("node", type=int, metavar="NODE", help="its server.node_id")
     drain.set_defaults(run=lambda options: _member(options, "draining"))
     remove = _action(actions, "remove", "drain a node, move its replicas to others, and let it go")
-    remove.add_argument("node", type=int, metavar="NODE")
+    remove.add_argument("node", type=int, metavar="NODE", help="its server.node_id")
     remove.set_defaults(run=lambda options: _member(options, "removed"))
 
 

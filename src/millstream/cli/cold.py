@@ -23,7 +23,7 @@ from millstream.cli.progress import Progress
 from millstream.config import Config
 from millstream.errors import MillstreamError
 from millstream.server.run import object_store_settings
-from millstream.shard.restore import chains_of, live_objects, live_segments
+from millstream.shard.restore import chains_of, cold_view, live_objects, live_segments
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -112,8 +112,10 @@ async def _verify(options: argparse.Namespace) -> int:
     problems: list[dict[str, str]] = []
     checked = 0
     async for cold in _open(load_configuration(options)):
-        segments = await live_segments(cold, await chains_of(cold))
-        known = {segment.path for segment in segments}
+        view = await cold_view(cold, await chains_of(cold))
+        segments = list(view.segments.values())
+        # Replaced by compaction, and kept for a while for those who still read them.
+        known = view.segments.keys() | view.retired
         async for entry in cold.objects.list("segments/"):
             if entry.path not in known:
                 problems.append({"path": entry.path, "problem": "no manifest names this object"})

@@ -1,39 +1,84 @@
-"""`millstream`: finds the command and says what went wrong in one line."""
+"""`millstream`: finds the command, runs it, and says in one line what went wrong."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
+import msgspec
+
 from millstream import __version__
-from millstream.cli import cluster, cold, restore, serve
+from millstream.cli import exit_codes
+from millstream.cli.terminal import Style
 from millstream.errors import MillstreamError
 
-COMMANDS = (serve, restore, cold, cluster)
+# Each is a module of this package. Only the one that is asked for is imported: some bring the whole server.
+COMMANDS = (
+    "serve",
+    "streams",
+    "buckets",
+    "snapshot",
+    "status",
+    "doctor",
+    "restore",
+    "cold",
+    "cluster",
+    "pipeline",
+    "token",
+    "completion",
+)
+
+
+def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="millstream", description="Durable streams over plain HTTP.")
+    parser.add_argument("--version", action="version", version=f"millstream {__version__}")
+    found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in commands:
+        import_module(f"millstream.cli.{command}").add_parser(found)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="millstream", description="Durable streams over plain HTTP.")
-    parser.add_argument("--version", action="version", version=f"millstream {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
-    options = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    is_known = bool(arguments) and arguments[0] in COMMANDS
+    options = build_parser(arguments[:1] if is_known else COMMANDS).parse_args(arguments)
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
     except MillstreamError as error:
-        print(f"millstream: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  hint: {error.hint}", file=sys.stderr)
-        return 1
+        _report(error, as_json=getattr(options, "json", False))
+        return exit_codes.exit_code_of(error)
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.BROKEN_PIPE
+
+
+def _report(error: MillstreamError, *, as_json: bool) -> None:
+    if as_json:
+        described = {"code": error.code, "message": error.message, "hint": error.hint}
+        sys.stderr.write(msgspec.json.encode({"error": described}).decode() + "\n")
+        return
+    style = Style(sys.stderr)
+    print(f"millstream: {style.red(error.message)}", file=sys.stderr)
+    if error.hint:
+        print(f"  hint: {error.hint}", file=sys.stderr)
 
 
 def entry() -> NoReturn:
+    run_and_leave()
+
+
+def run_and_leave(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run and leave without tearing the interpreter down: the object store's threads do not survive that cleanly."""
-    code = main()
+    code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

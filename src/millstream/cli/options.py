@@ -29,6 +29,8 @@ def load_configuration(options: argparse.Namespace) -> configuration.Config:
     assignments = list(options.set)
     if getattr(options, "listen", None) is not None:
         assignments.append(f"server.listen={options.listen}")
+    if getattr(options, "insecure", False):
+        assignments.append("server.insecure=true")
     if options.data_dir is not None:
         assignments.append(f"server.data_dir={options.data_dir}")
     return configuration.load(options.config, os.environ, assignments)

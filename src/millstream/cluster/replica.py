@@ -118,14 +118,14 @@ class Replica:
         self._loop = loop
         self._tasks = [loop.create_task(self._run_forever()), loop.create_task(self._verify_forever())]
 
-    async def abandon(self) -> None:
+    async def abandon(self, timeout_seconds: float | None = None) -> None:
         """Follow no more and close the shard, whatever state it is in."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self._link.ask(self._unsubscribe())
-        await self.shard.stop()
+        await self.shard.stop(timeout_seconds)
 
     async def hand_over(self, successor: int | None) -> None:
         """Give the lease away and wait until this node has stopped leading."""

@@ -1,6 +1,7 @@
 """The file log: CRC-framed batches in segment files, one `fdatasync` per batch.
 
-A thread of its own writes and syncs, so the caller gathers the next batch meanwhile. Owns `<dir>/*.log`, named by
+A thread of its own writes and syncs, so the caller gathers the next batch meanwhile; a caller with nothing to gather
+is spared the two changes of thread while the disk is quick. Owns `<dir>/*.log`, named by
 the first position they hold. Invariant: a frame is written only when everything before it is durable, and `done`
 is called with None only after `fdatasync` returned.
 """
@@ -30,8 +31,12 @@ from millstream.log.frames import (
     find_frame,
 )
 from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
+from millstream.measures import SYNC_SECONDS, Histogram
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
+BLOCK_SECONDS_DEFAULT: Final = 0.001
+# One slow sync in this many quick ones still counts as a slow disk.
+SYNC_MEMORY: Final = 16
 
 
 class FileLog:
@@ -45,13 +50,18 @@ class FileLog:
         *,
         shard: int = 0,
         segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+        block_seconds_max: float = BLOCK_SECONDS_DEFAULT,
         disk: Disk | None = None,
+        sync_seconds: Histogram | None = None,
     ) -> None:
         self._directory = directory
         self._clock = clock
         self._shard = shard
         self._segment_bytes = segment_bytes
+        self._block_seconds_max = block_seconds_max
+        self._sync_average = block_seconds_max  # what a sync takes, lately; the first ones show
         self._disk = disk or Disk()
+        self._sync_seconds = sync_seconds or Histogram(SYNC_SECONDS)
         self.notices: list[str] = []
         self.failure: str | None = None
         self._descriptor = -1
@@ -140,8 +150,12 @@ class FileLog:
         self._thread = threading.Thread(target=self._run, name="millstream-log", daemon=True)
         self._thread.start()
 
-    def append(self, batch: LogBatch, done: Done) -> None:
-        self._jobs.put((batch, done))
+    def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
+        # With a window of one the thread is idle whenever an append arrives.
+        if may_block and self._sync_average < self._block_seconds_max:
+            self._deliver(done, self._store(batch))
+        else:
+            self._jobs.put((batch, done))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -162,6 +176,7 @@ class FileLog:
                 self._allocated = self._end + size
         except OSError as error:
             return self._undo_write(error)
+        started = self._clock.monotonic()
         try:
             self._disk.write_durably(self._descriptor, frame, self._end)
         except OSError as error:
@@ -169,6 +184,9 @@ class FileLog:
             # would report success for bytes that are not there.
             self.failure = f"fdatasync failed: {error.strerror}"
             return _stopped(self.failure)
+        took = self._clock.monotonic() - started
+        self._sync_seconds.observe(took)
+        self._sync_average += (took - self._sync_average) / SYNC_MEMORY
         self._end += len(frame)
         return None
 

@@ -25,12 +25,13 @@ class Log(Protocol):
     """An append-only sequence of batches.
 
     `read` runs once, before the first append, and yields every durable batch from the oldest kept; whatever it
-    found torn at the end is cut and reported in `notices`. `append` never blocks: it calls `done` on the caller's
-    loop, in the order of the appends, with None once the batch is durable, or with an error. After
-    `Unavailable` nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log
-    accepts nothing more, and after `NotLeader` nothing until it is started again. `trim` forgets batches that end at
-    or before a position; calling it twice is harmless. A batch should hold no more than `batch_bytes_max`, unless a
-    single record does.
+    found torn at the end is cut and reported in `notices`. `append` calls `done` on the caller's loop, later, in the
+    order of the appends, with None once the batch is durable, or with an error. It does not block, unless the caller
+    says by `may_block` that it has nothing else to do and the storage has been quick lately. After `Unavailable`
+    nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log accepts nothing
+    more, and after `NotLeader` nothing until it is started again. `trim` forgets batches that end at or before a
+    position; calling it twice is harmless. A batch should hold no more than `batch_bytes_max`, unless a single record
+    does.
     """
 
     window: int
@@ -48,7 +49,7 @@ class Log(Protocol):
         """Accept appends from this position on; `deliver(callback, *args)` runs callbacks on the caller's loop."""
         ...
 
-    def append(self, batch: LogBatch, done: Done) -> None: ...
+    def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None: ...
 
     def trim(self, position: int) -> None: ...
 

@@ -272,7 +272,7 @@ class JetStreamLog:
         self._fence = 0
         self._deposed = None
 
-    def append(self, batch: LogBatch, done: Done) -> None:
+    def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
         self._link.loop.call_soon_threadsafe(self._accept, batch, done)
 
     def _accept(self, batch: LogBatch, done: Done) -> None:

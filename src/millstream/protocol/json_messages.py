@@ -36,5 +36,5 @@ def split_messages(body: bytes) -> list[bytes]:
         raise InvalidRequest("the JSON body is nested too deeply", code="invalid_json") from None
 
 
-def join_messages(messages: Iterable[bytes]) -> bytes:
+def join_messages(messages: Iterable[bytes | memoryview]) -> bytes:
     return b"[" + b",".join(messages) + b"]"

@@ -50,7 +50,8 @@ def decode_segment(raw: bytes) -> str:
     return text
 
 
-def _checked(bucket: str, stream: str) -> StreamKey:
+def checked_key(bucket: str, stream: str) -> StreamKey:
+    """The key of a stream, if both names may be what they are."""
     if not bucket or not stream:
         raise InvalidRequest("the path names no stream", code="invalid_path")
     if ".." in bucket or ".." in stream:
@@ -74,7 +75,7 @@ def parse_v1_path(path: str) -> StreamKey:
         raise InvalidRequest("paths below __ds/ are reserved", code="invalid_path")
     if bucket == DEFAULT_BUCKET and "/" in stream:
         raise InvalidRequest(f"a stream in {DEFAULT_BUCKET} has no '/' in its name", code="invalid_path")
-    return _checked(bucket, stream)
+    return checked_key(bucket, stream)
 
 
 def parse_bucket(name: str) -> str:
@@ -93,7 +94,7 @@ def parse_bucketed(bucket: str, stream: str) -> StreamKey:
         raise InvalidRequest("a stream name must not contain '/'", code="invalid_path")
     if stream in RESERVED_STREAMS:
         raise InvalidRequest(f"the stream name {stream!r} is reserved", code="invalid_path")
-    return _checked(parse_bucket(bucket), stream)
+    return checked_key(parse_bucket(bucket), stream)
 
 
 V1_ROOT: Final = b"/v1/stream/"

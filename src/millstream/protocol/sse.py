@@ -32,11 +32,11 @@ def encode_event(name: bytes, payload: bytes) -> bytes:
     return b"event: %b\n%b\n\n" % (name, data)
 
 
-def encode_data(content_type: str, messages: Sequence[bytes]) -> bytes:
+def encode_data(content_type: str, messages: Sequence[bytes | memoryview]) -> bytes:
     """The data event that carries a run of messages."""
     if is_json(content_type):
         return encode_event(b"data", join_messages(messages))
-    payload = messages[0] if len(messages) == 1 else b"".join(messages)
+    payload = b"".join(messages)
     return encode_event(b"data", payload if is_text(content_type) else b64encode(payload))
 
 

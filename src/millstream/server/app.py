@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from millstream import __version__
 from millstream.errors import InvalidRequest, MillstreamError, NotFound
 from millstream.protocol.keys import (
     RESERVED_BUCKETS,
@@ -19,16 +18,27 @@ from millstream.protocol.keys import (
     stream_key_of,
 )
 from millstream.server.bucket_api import BucketApi
+from millstream.server.cold_api import ColdApi
+from millstream.server.compaction_api import CompactionApi
 from millstream.server.error_map import error_response, problem
+from millstream.server.examples import EXAMPLES_ROOT
 from millstream.server.feed_api import FeedApi
+from millstream.server.front import Front, LiveReads
+from millstream.server.gate import Target
+from millstream.server.health_api import HealthApi
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
 from millstream.server.messages import Request, Response, Upload
+from millstream.server.metrics import Metrics, RouteSeries
+from millstream.server.metrics_api import MetricsApi
 from millstream.server.snapshot_api import SnapshotApi
 from millstream.server.stats_api import StatsApi
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
+from millstream.server.yjs_api import YjsApi, YjsSettings
 from millstream.shard.shard import Shard
+from millstream.tiers.objects import ObjectStoreSettings
+from millstream.yjs.names import YJS_ROOT, Document, parse_document
 
 logger = logging.getLogger("millstream.server")
 
@@ -43,6 +53,22 @@ _PREFLIGHT: Final = Response(
 
 PATH_BYTES_CACHED_MAX: Final = 512
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
+_OF_BUCKETS: Final = ("bucket", "listing", "feed", "cold")
+# What only a node of a cluster can do; `cluster_admin.py` does it.
+CLUSTER_OPERATION: Final = "cluster operation"
+_OPERATIONS: Final[dict[tuple[str, ...], str]] = {
+    ("healthz",): "health",
+    ("readyz", "local"): "readiness",
+    ("readyz", "cluster"): "cluster readiness",
+    ("metrics",): "metrics",
+    ("cluster", "hot-cold-stats"): "stats",
+    ("cluster", "cold"): "cluster cold",
+    ("cluster", "compactions"): "compactions",
+    **dict.fromkeys(
+        [("cluster", name) for name in ("status", "transfer-leader", "trigger-snapshot", "purge-log", "members")],
+        CLUSTER_OPERATION,
+    ),
+}
 
 Handler = Callable[..., None]
 
@@ -66,16 +92,20 @@ def _route(path: bytes) -> Route:
         if path == _CONTROL_ROOT or path.startswith(_CONTROL_ROOT + b"/"):
             return Route("control")
         return Route("stream", key=stream_key_of(path))
+    if path.startswith(YJS_ROOT):
+        return Route("yjs", (parse_document(path),))
     segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]
     head, *rest = segments
     if head in RESERVED_BUCKETS or not head:
-        kind = {("healthz",): "health", ("cluster", "hot-cold-stats"): "stats"}.get(tuple(segments), "reserved")
+        kind = _OPERATIONS.get(tuple(segments), "reserved")
         return Route(kind, (head,) if kind == "reserved" else ())
     match rest:
         case []:
             return Route("bucket", (parse_bucket(head),))
         case ["streams"]:
             return Route("listing", (parse_bucket(head),))
+        case ["streams", "cold"]:
+            return Route("cold", (parse_bucket(head),))
         case ["streams", "feed"]:
             return Route("feed", (parse_bucket(head),))
         case [stream]:
@@ -89,21 +119,54 @@ def _route(path: bytes) -> Route:
     raise InvalidRequest("the path names nothing this server has", code="invalid_path", hint="see the API overview")
 
 
-class Application:
-    def __init__(self, shard: Shard, limits: ReadLimits) -> None:
-        self.readers = LiveReaders(shard, limits)
+def target_of(path: bytes) -> Target:
+    """What a path is about, for those who ask whether it is allowed."""
+    found = route(path)
+    named = found.key or (found.arguments[0] if found.arguments else None)
+    if isinstance(named, Document):  # its awareness streams are its own as well
+        named = named.key
+    if isinstance(named, StreamKey):
+        return Target(found.kind, named, named.bucket)
+    return Target(found.kind, None, named if found.kind in _OF_BUCKETS else None)
+
+
+class Application(Front):
+    def __init__(
+        self,
+        shard: Shard,
+        limits: ReadLimits,
+        store: ObjectStoreSettings,
+        yjs: YjsSettings | None = None,
+        *,
+        needs_tokens: bool = False,
+        metrics: Metrics | None = None,
+    ) -> None:
+        super().__init__(target_of, metrics or Metrics(), HealthApi(lambda: [shard]))
+        self.readers = LiveReaders(shard, limits, self.metrics)
         self.subscriptions = SubscriptionApi(shard)
+        self.yjs = YjsApi(shard, self.readers, yjs or YjsSettings())
         self._machine = shard.machine
-        self._stream_methods = StreamApi(shard, self.readers).methods
+        # Each with the series its requests are measured in.
+        self._stream_methods: dict[str, tuple[Handler, RouteSeries]] = {
+            method: (handler, self.metrics.series(method, "stream"))
+            for method, handler in StreamApi(shard, self.readers, needs_tokens=needs_tokens).methods.items()
+        }
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
         buckets = BucketApi(shard)
         feed = FeedApi(shard, self.readers)
+        self.cold = cold = ColdApi(shard, store)
         self._resources: dict[str, dict[str, Handler]] = {
-            "health": {"GET": self._health},
+            "health": {"GET": self.health.alive},
+            "readiness": {"GET": self.health.ready},
+            "cluster readiness": {"GET": self.health.ready_in_cluster},
+            "metrics": {"GET": MetricsApi(self.metrics, [self.readers], [shard]).expose},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
+            "compactions": {"POST": CompactionApi(shard).commit},
+            "cluster cold": {"GET": cold.describe_all},
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},
+            "cold": {"GET": cold.describe, "POST": cold.ask_alive},
             "bootstrap": {"GET": self._snapshots.bootstrap},
             "latest snapshot": {"GET": self._snapshots.latest},
             "snapshot": {
@@ -113,32 +176,49 @@ class Application:
             },
         }
 
+    @property
+    def live_reads(self) -> LiveReads:
+        return self.readers
+
     def handle(self, request: Request) -> None:
         """Answer a request, now or later, whatever happens."""
+        if request.path.startswith(YJS_ROOT):
+            self.yjs.adopt(request)
         try:
+            if self.examples is not None and request.path.startswith(EXAMPLES_ROOT):
+                self.examples.serve(request)
+                return
+            if self.gate is not None:
+                self.gate.admit(request, target_of)
             found = route(request.path)
             if found.key is not None:
-                handler = self._stream_methods.get(request.method)
-                if handler is not None:
+                entry = self._stream_methods.get(request.method)
+                if entry is not None:
+                    handler, request.series = entry
                     handler(request, found.key)
                     return
             self._handle_other(request, found)
         except MillstreamError as error:
             request.reply(error_response(error))
         except Exception:
-            logger.exception("%s %r failed", request.method, request.path)
+            logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
             request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
 
     def _handle_other(self, request: Request, found: Route) -> None:
+        request.series = self.metrics.series(request.method, found.kind)
         if request.method == "OPTIONS":
             request.reply(_PREFLIGHT)
         elif found.key is not None:
             request.reply(_method_not_allowed(request.method, self._stream_methods))
+        elif found.kind == "yjs":
+            self._handle_document(request, found.arguments[0])
         elif found.kind == "control":
             self.subscriptions.handle(request)
         elif found.kind == "reserved":
             self._reserved(request, found.arguments[0])
-        elif found.kind in ("health", "stats") and request.method == "PUT":
+        elif found.kind == CLUSTER_OPERATION:
+            self._reserved(request, "cluster")
+        elif found.kind in _OPERATIONS.values() and request.method == "PUT":
             self._reserved(request, "healthz")
         else:
             methods = self._resources[found.kind]
@@ -147,6 +227,13 @@ class Application:
                 request.reply(_method_not_allowed(request.method, methods))
             else:
                 handler(request, *found.arguments)
+
+    def _handle_document(self, request: Request, document: Document) -> None:
+        handler = self.yjs.methods.get(request.method)
+        if handler is None:
+            request.reply(_method_not_allowed(request.method, self.yjs.methods))
+        else:
+            handler(request, document)
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
         """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
@@ -157,11 +244,6 @@ class Application:
             except InvalidRequest:
                 pass  # it will be refused as any other request to such a path
         return None, body_bytes_max
-
-    @staticmethod
-    def _health(request: Request) -> None:
-        body = b'{"status":"ok","version":"%b"}' % __version__.encode()
-        request.reply(Response(200, b"content-type: application/json\r\ncache-control: no-store\r\n", body))
 
     @staticmethod
     def _reserved(request: Request, head: str) -> None:

@@ -15,10 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from millstream import config as configuration
+from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
-from millstream.server.messages import COMMON_FIELDS, BodyStream, ReplyWith, Request, Response, Upload, base_url_of
+from millstream.server.messages import (
+    COMMON_FIELDS,
+    BodyStream,
+    ReplyWith,
+    Request,
+    Response,
+    Upload,
+    base_url_of,
+    new_id,
+)
 from millstream.server.run import Node
 
 Scope = MutableMapping[str, Any]
@@ -49,7 +59,7 @@ class MillstreamApp:
     async def close(self) -> None:
         if self._node is not None:
             if self._app is not None:
-                self._app.readers.end_all()
+                self._app.live_reads.end_all()
             await self._node.stop()
             self._node = self._app = None
 
@@ -87,6 +97,15 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._id = new_id()
+
+    @property
+    def address(self) -> str:
+        client = self._scope.get("client")
+        return str(client[0]) if client else ""
+
+    def request_id(self) -> bytes:
+        return self._id
 
     async def run(self) -> None:
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -98,7 +117,7 @@ class _Exchange:
         try:
             request = await self._request(reply)
         except MillstreamError as error:
-            await self._respond(error_response(error), "GET")
+            await self._respond(error_response(error), "GET", self._id)
             return
         if request is None:
             return
@@ -117,7 +136,9 @@ class _Exchange:
             work.result()
 
     async def _answer(self, request: Request, answer: asyncio.Future[Response]) -> None:
-        await self._respond(await answer, request.method)
+        response = await answer
+        self._app.answered(request, response)
+        await self._respond(response, request.method, request.id.encode("latin-1"))
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -133,6 +154,11 @@ class _Exchange:
         mount = scope.get("root_path", "")
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         path = path.partition(b"?")[0].removeprefix(mount.encode())
+        head = Request(scope["method"], path, scope["query_string"], headers, b"", lambda response: None, client=self)
+        refusal = self._app.refusal_of_head(head)
+        if refusal is not None:
+            await self._respond(refusal, scope["method"], self._id)
+            return None
         upload, limit = self._app.upload_for(scope["method"], path, self._config.http.body_bytes_max)
         body = await self._body(upload, limit)
         if body is None:
@@ -142,8 +168,9 @@ class _Exchange:
         base_url = self._config.server.public_url or base_url_of(
             scope.get("scheme", "http"), headers.get(b"host", b"localhost")
         )
-        request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount)
+        request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount, self)
         request.upload = upload
+        request.started = monotonic_seconds()
         return request
 
     async def _body(self, upload: Upload | None, limit: int) -> bytes | None:
@@ -157,7 +184,7 @@ class _Exchange:
             size += len(chunk)
             if size > limit:
                 refusal = problem(413, "payload_too_large", f"the request body is larger than {limit} bytes")
-                await self._respond(refusal, "POST")
+                await self._respond(refusal, "POST", self._id)
                 return None
             if upload is not None:
                 upload.write(chunk)
@@ -166,10 +193,10 @@ class _Exchange:
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    async def _respond(self, response: Response, method: str) -> None:
+    async def _respond(self, response: Response, method: str, request_id: bytes) -> None:
         body = response.body
         lines = (COMMON_FIELDS + response.fields).split(b"\r\n")[:-1]
-        headers = [tuple(line.split(b": ", 1)) for line in lines]
+        headers = [*(tuple(line.split(b": ", 1)) for line in lines), (b"x-request-id", request_id)]
         if isinstance(body, bytes) and response.status not in (204, 304) and method != "HEAD":
             headers.append((b"content-length", b"%d" % len(body)))
         elif response.length is not None:

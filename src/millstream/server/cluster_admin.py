@@ -1,6 +1,7 @@
 """What operators ask of a cluster: who leads, who is ready, and to move leadership, flush, trim, drain and remove.
 
-`GET /readyz/local`, `/readyz/cluster`, `/cluster/status`, `/cluster/hot-cold-stats`; `POST /cluster/transfer-leader`,
+`GET /healthz`, `/readyz/local`, `/readyz/cluster`, `/metrics`, `/cluster/status`, `/cluster/hot-cold-stats`,
+`/cluster/cold`; `POST /cluster/transfer-leader`,
 `/cluster/trigger-snapshot`, `/cluster/purge-log`, `/cluster/members`.
 """
 
@@ -18,8 +19,11 @@ from millstream.cluster.membership import Membership
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, NotLeader
 from millstream.server.cluster_app import Slot
 from millstream.server.error_map import problem
+from millstream.server.health_api import HealthApi
 from millstream.server.later import reply_later
 from millstream.server.messages import Request, Response
+from millstream.server.metrics import Metrics
+from millstream.server.metrics_api import MetricsApi
 from millstream.server.stats_api import StatsApi
 
 logger = logging.getLogger("millstream.cluster")
@@ -39,16 +43,22 @@ class BrokerPeers(Protocol):
 
 
 class ClusterAdmin:
-    def __init__(self, slots: Sequence[Slot], membership: Membership, peers: BrokerPeers) -> None:
+    def __init__(self, slots: Sequence[Slot], membership: Membership, peers: BrokerPeers, metrics: Metrics) -> None:
         self._slots = slots
         self._membership = membership
         self._peers = peers
+        self._metrics = metrics
+        self.health = health = HealthApi(lambda: [slot.replica.shard for slot in slots])
+        health.local_problems, health.cluster_problems = self.missing_locally, self._missing_elsewhere
         self._running: set[asyncio.Task[None]] = set()
         self._reads: dict[bytes, Callable[[Request], None]] = {
-            b"/readyz/local": self._ready_local,
-            b"/readyz/cluster": self._ready_cluster,
+            b"/healthz": health.alive,
+            b"/readyz/local": health.ready,
+            b"/readyz/cluster": health.ready_in_cluster,
+            b"/metrics": self._expose,
             b"/cluster/status": self._status,
             b"/cluster/hot-cold-stats": self._stats,
+            b"/cluster/cold": self._cold,
         }
         self._actions: dict[bytes, Callable[[Request, Body], Coroutine[Any, Any, Response]]] = {
             b"/cluster/transfer-leader": self._transfer,
@@ -79,7 +89,10 @@ class ClusterAdmin:
         return [f"shard {one.number} has not caught up yet" for one in replicas if not one.is_caught_up]
 
     def missing(self) -> list[str]:
-        reasons = self.missing_locally()
+        return self.missing_locally() + self._missing_elsewhere()
+
+    def _missing_elsewhere(self) -> list[str]:
+        reasons = []
         leases, nodes = self._membership.view.leases, self._membership.view.nodes
         for slot in self._slots:
             number = slot.replica.number
@@ -90,16 +103,18 @@ class ClusterAdmin:
                 reasons.append(f"shard {number} is not known to be up to date here")
         return reasons
 
-    def _ready_local(self, request: Request) -> None:
-        self._readiness(request, self.missing_locally())
+    def _expose(self, request: Request) -> None:
+        readers = [slot.app.readers for slot in self._slots]
+        MetricsApi(self._metrics, readers, [slot.replica.shard for slot in self._slots]).expose(request)
 
-    def _ready_cluster(self, request: Request) -> None:
-        self._readiness(request, self.missing())
-
-    @staticmethod
-    def _readiness(request: Request, missing: list[str]) -> None:
-        body = {"status": "not ready" if missing else "ready", "missing": missing}
-        request.reply(Response(503 if missing else 200, _JSON, msgspec.json.encode(body)))
+    def _cold(self, request: Request) -> None:
+        """Where the store is. Shards count positions by themselves: the least that is flushed, the latest there is."""
+        total, *others = (slot.app.cold.overview() for slot in self._slots)
+        for one in others:
+            total["flushed"] = min(total["flushed"], one["flushed"])
+            total["latest"] = max(total["latest"], one["latest"])
+            total["buckets"] = sorted({*total["buckets"], *one["buckets"]})
+        request.reply(Response(200, _JSON, msgspec.json.encode(total)))
 
     def _status(self, request: Request) -> None:
         view, sign = self._membership.view, self._membership.sign

@@ -20,13 +20,17 @@ from millstream.cluster.membership import Membership, NodeSign, Settings
 from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
 from millstream.config import Config
-from millstream.errors import ConfigurationError, MillstreamError, NotFound
+from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound
 from millstream.log.broker_link import BrokerLink, BrokerSettings
 from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
 from millstream.server.app import Application
 from millstream.server.cluster_admin import ClusterAdmin
-from millstream.server.cluster_app import ClusterApplication, Slot
-from millstream.server.run import DataDirectory, flush_limits, object_store_settings, read_limits
+from millstream.server.cluster_app import AllSubscriptions, ClusterApplication, Slot
+from millstream.server.forwarding import Forwarder
+from millstream.server.gate import Gate
+from millstream.server.limits import read_limits
+from millstream.server.metrics import Metrics
+from millstream.server.run import DataDirectory, flush_limits, object_store_settings, open_gate, yjs_settings
 from millstream.shard.restore import restore
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentSealed, decode_batch
@@ -97,6 +101,8 @@ class ClusterNode:
         self._tasks: list[asyncio.Task[None]] = []
         self._reopening: set[int] = set()
         self._app: ClusterApplication | None = None
+        self._metrics = Metrics()
+        self._limits = read_limits(config)
         self.on_removed: Callable[[], None] = lambda: None
 
     def _check_identity(self) -> None:
@@ -155,12 +161,35 @@ class ClusterNode:
         membership.on_change = partial(_call_soon, loop, self._nudge)
         for number in range(cluster.shards):
             self._slots.append(await self._open(number))
-        admin = ClusterAdmin(self._slots, membership, Peers(link, membership.streams, system))
-        self._app = ClusterApplication(self._slots, membership, admin.handle, forwards=cluster.forward)
+        admin = ClusterAdmin(self._slots, membership, Peers(link, membership.streams, system), self._metrics)
+        forwarder = Forwarder(self._trust()) if cluster.forward else None
+        self._app = app = ClusterApplication(
+            self._slots, membership, admin.handle, admin.health, self._metrics, self._limits, forwarder
+        )
+        app.logs_access = config.logging.access
+        app.gate = self.open_gate(config)
         for slot in self._slots:
             await slot.replica.start()
         self._tasks = [loop.create_task(self._tend_forever(admin))]
-        return self._app
+        if app.gate is not None:
+            self._tasks.append(loop.create_task(app.gate.watch(config.auth.reload_interval)))
+        return app
+
+    def open_gate(self, config: Config) -> Gate | None:
+        """One gate for all shards, by this node's own token files."""
+        return open_gate(config, self._metrics, self._clock, AllSubscriptions(self._slots))
+
+    @property
+    def keeps_house(self) -> bool:
+        """Scheduled jobs are for the whole cluster: whoever leads the first shard starts them."""
+        return bool(self._slots) and self._slots[0].replica.is_leading
+
+    def _trust(self) -> ssl.SSLContext:
+        """Other nodes are trusted as far as the system's authorities and the cluster's own vouch for them."""
+        context = ssl.create_default_context()
+        if self.config.cluster.tls_authority:
+            context.load_verify_locations(self.config.cluster.tls_authority)
+        return context
 
     async def _bootstrap_obstacle(self) -> ConfigurationError | None:
         """A new cluster counts positions from one: it must not share a place with what another has written."""
@@ -220,10 +249,11 @@ class ClusterNode:
 
     def _advertised(self) -> str:
         server = self.config.server
+        scheme = "https" if self.config.tls.cert is not None else "http"
         if server.advertise:
-            return server.advertise if "://" in server.advertise else f"http://{server.advertise}"
+            return server.advertise if "://" in server.advertise else f"{scheme}://{server.advertise}"
         host, port = server.listen
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     # -- shards ------------------------------------------------------------------------------------------------
 
@@ -264,7 +294,15 @@ class ClusterNode:
             leftover_age_seconds=LEFTOVER_AGE_SECONDS,
         )
         self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
-        app = Application(shard, read_limits(config))
+        limits = self._app.live_reads.limits if self._app is not None else self._limits
+        app = Application(
+            shard,
+            limits,
+            object_store_settings(config),
+            yjs_settings(config),
+            needs_tokens=config.auth.enabled,
+            metrics=self._metrics,
+        )
         app.subscriptions.wakes.pause()
         replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
         replica.on_outdated = lambda: self._reopen(number)
@@ -282,7 +320,7 @@ class ClusterNode:
                 restored = await restore(
                     cold, catalog, self._clock.now_ms(), lambda done, total: None, shard=number, through=through
                 )
-            except NotFound:
+            except (NotFound, Corrupt):
                 # The leader tidies manifests up while we read them; a later flush is there by then.
                 if attempt == RESTORE_ATTEMPTS:
                     raise
@@ -306,6 +344,7 @@ class ClusterNode:
         slot.is_open = False
         slot.app.readers.end_all()
         await slot.app.subscriptions.stop()
+        await slot.app.yjs.compactor.stop()
         await slot.replica.abandon()
         while True:
             try:
@@ -367,12 +406,12 @@ class ClusterNode:
             )
         )
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop following, and stop the broker last: the others can do without us by then."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._stop_slot(slot) for slot in self._slots))
+        await asyncio.gather(*(self._stop_slot(slot, timeout_seconds) for slot in self._slots))
         if self._app is not None:
             self._app.close()
         if self._link is not None:
@@ -384,9 +423,10 @@ class ClusterNode:
         self._directory.release()
 
     @staticmethod
-    async def _stop_slot(slot: Slot) -> None:
+    async def _stop_slot(slot: Slot, timeout_seconds: float | None) -> None:
         await slot.app.subscriptions.stop()
-        await slot.replica.abandon()
+        await slot.app.yjs.compactor.stop()
+        await slot.replica.abandon(timeout_seconds)
 
 
 class _Waiting:

@@ -7,6 +7,7 @@ import msgspec
 from millstream.errors import (
     Conflict,
     Corrupt,
+    Forbidden,
     Gone,
     InvalidRequest,
     MillstreamError,
@@ -18,6 +19,7 @@ from millstream.errors import (
     ProducerFenced,
     SequenceGap,
     StreamClosed,
+    TooManyRequests,
     Unauthorized,
     Unavailable,
 )
@@ -34,10 +36,16 @@ _STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
     (Conflict, 409),
     (ProducerFenced, 403),
     (Unauthorized, 401),
+    (Forbidden, 403),
+    (TooManyRequests, 429),
     (Unavailable, 503),
     (OutcomeUnknown, 503),
     (Corrupt, 500),
 )
+
+# RFC 6750 §3: no error code where no credentials were shown.
+_CHALLENGE = b'Bearer realm="millstream"'
+_CHALLENGES = {"invalid_token": _CHALLENGE + b', error="invalid_token"'}
 
 
 def status_of(error: MillstreamError) -> int:
@@ -57,10 +65,12 @@ def error_response(error: MillstreamError) -> Response:
         )
     elif isinstance(error, OffsetTrimmed):
         fields += b"stream-earliest-offset: %b\r\n" % format_offset(error.earliest).encode()
-    elif isinstance(error, Unavailable):
+    elif isinstance(error, Unavailable | TooManyRequests):
         fields += b"retry-after: %d\r\n" % error.retry_after_seconds
     elif isinstance(error, Unauthorized):
-        fields += b"www-authenticate: Bearer\r\n"
+        fields += b"www-authenticate: %b\r\n" % (_CHALLENGES.get(error.code, _CHALLENGE))
+    elif isinstance(error, Forbidden):
+        fields += b'www-authenticate: %b, error="insufficient_scope"\r\n' % _CHALLENGE
     return problem(status_of(error), error.code, error.message, hint=error.hint, fields=fields, **error.details)
 
 
@@ -73,3 +83,36 @@ def problem(
         error["hint"] = hint
     error.update(details)
     return Response(status, b"content-type: application/json\r\n" + fields, msgspec.json.encode({"error": error}))
+
+
+# The Yjs protocol has codes of its own (its §10); what it does not name keeps our word for it.
+_YJS_CODES: dict[int, str] = {
+    400: "INVALID_REQUEST",
+    401: "UNAUTHORIZED",
+    403: "UNAUTHORIZED",
+    404: "DOCUMENT_NOT_FOUND",
+    405: "INVALID_REQUEST",
+    410: "OFFSET_EXPIRED",
+    429: "RATE_LIMITED",
+}
+# Statuses that mean one thing there may mean several here.
+_YJS_CODES_BY_OURS = {
+    Gone.code: "DOCUMENT_NOT_FOUND",
+    ProducerFenced.code: "PRODUCER_FENCED",
+    "snapshot_not_found": "SNAPSHOT_NOT_FOUND",
+}
+
+
+def yjs_error(response: Response) -> Response:
+    """An error as the Yjs protocol words it."""
+    assert isinstance(response.body, bytes)
+    error: dict[str, object] = msgspec.json.decode(response.body)["error"]
+    code, status = str(error["code"]), response.status
+    if code.isupper():
+        return response  # another node has worded it already
+    if code == Gone.code:
+        status = 404
+    error["code"] = _YJS_CODES_BY_OURS.get(code) or _YJS_CODES.get(status, code.upper())
+    if status == 410:
+        error["hint"] = "start again with offset=snapshot"
+    return Response(status, response.fields, msgspec.json.encode({"error": error}))

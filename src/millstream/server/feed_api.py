@@ -45,6 +45,8 @@ class FeedApi:
         live = query.get("live")
         if live not in (None, "long-poll", "sse"):
             raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
+        if live is not None:
+            self._readers.measure(request, live)
         prefix = query.get("prefix", "")
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         self._shard.machine.bucket(bucket)
@@ -79,12 +81,7 @@ class FeedApi:
             return self._shard.feed.earliest
         if token == "now":
             return self._shard.feed.latest
-        match = _TOKEN.fullmatch(token)
-        if match is None:
-            raise InvalidRequest(
-                f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
-            )
-        after = int(match[1])
+        after = position_of(token)
         if after < self._shard.feed.earliest:
             raise OffsetTrimmed(
                 "what happened after this token is no longer kept",
@@ -145,6 +142,15 @@ class FeedFollower(Follower):
         if up_to_date and self._shard.is_current():
             control["upToDate"] = True
         return b"id: %b\n" % _token(self._after).encode() + encode_event(b"control", msgspec.json.encode(control))
+
+
+def position_of(token: str) -> int:
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise InvalidRequest(
+            f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
+        )
+    return int(match[1])
 
 
 def parse_bytes_max(query: dict[str, str], limit: int) -> int:

@@ -7,6 +7,7 @@ had been carried out is for the client to find out, by repeating it as a produce
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -34,16 +35,22 @@ _NOT_PASSED_BACK: Final = _NOT_PASSED_ON | {
 }
 
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_Address = tuple[str, int, bool]
+"""Host, port, and whether TLS is spoken there."""
 
 
 class Forwarder:
-    def __init__(self) -> None:
-        self._idle: dict[tuple[str, int], deque[_Connection]] = {}
+    """`tls` is how nodes are trusted whose addresses are https."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._idle: dict[_Address, deque[_Connection]] = {}
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def forward(self, request: Request, base_url: str, node: int) -> Response:
         parts = urlsplit(base_url)
-        address = (parts.hostname or "", parts.port or 80)
+        is_secure = parts.scheme == "https"
+        address = (parts.hostname or "", parts.port or (443 if is_secure else 80), is_secure)
         async with self._slots:
             try:
                 async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -55,7 +62,7 @@ class Forwarder:
                     hint="it may or may not have been written; repeat it with the same producer sequence",
                 ) from None
 
-    async def _exchange(self, request: Request, address: tuple[str, int], node: int) -> Response:
+    async def _exchange(self, request: Request, address: _Address, node: int) -> Response:
         reader, writer = await self._connect(address)
         try:
             writer.write(_head(request, node) + request.body)
@@ -78,7 +85,8 @@ class Forwarder:
             writer.close()
         return Response(parser.get_status_code(), b"".join(answer.fields), b"".join(answer.chunks))
 
-    async def _connect(self, address: tuple[str, int]) -> _Connection:
+    async def _connect(self, address: _Address) -> _Connection:
+        host, port, is_secure = address
         idle = self._idle.get(address)
         while idle:
             reader, writer = idle.pop()
@@ -86,9 +94,9 @@ class Forwarder:
                 return reader, writer
             writer.close()
         try:
-            return await asyncio.open_connection(*address)
+            return await asyncio.open_connection(host, port, ssl=self._tls if is_secure else None)
         except OSError as error:
-            raise Unavailable(f"the leader at {address[0]}:{address[1]} cannot be reached: {error}") from None
+            raise Unavailable(f"the leader at {host}:{port} cannot be reached: {error}") from None
 
     def close(self) -> None:
         for connections in self._idle.values():
@@ -99,7 +107,13 @@ class Forwarder:
 def _head(request: Request, node: int) -> bytes:
     target = request.path + (b"?" + request.query if request.query else b"")
     lines = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), target)]
-    lines += [b"%b: %b\r\n" % field for field in request.headers.items() if field[0] not in _NOT_PASSED_ON]
+    lines += [
+        b"%b: %b\r\n" % field
+        for field in request.headers.items()
+        if field[0] not in _NOT_PASSED_ON | {b"x-forwarded-for"}
+    ]
+    hops = [request.headers[b"x-forwarded-for"]] if b"x-forwarded-for" in request.headers else []
+    lines.append(b"x-forwarded-for: %b\r\n" % b", ".join([*hops, request.address.encode()]))
     lines.append(b"content-length: %d\r\n%b: %d\r\n\r\n" % (len(request.body), MARK, node))
     return b"".join(lines)
 

@@ -28,7 +28,7 @@ def reply_later(request: Request, work: Coroutine[Any, Any, T], render: Callable
         except MillstreamError as error:
             response = error_response(error)
         except Exception:
-            logger.exception("%s %r failed", request.method, request.path)
+            logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
             response = problem(500, "internal_error", "the server failed to handle this request; its log says why")
         request.on_disconnect = None
         request.reply(response)

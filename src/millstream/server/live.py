@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from copy import copy
 from typing import Any, TypeVar
 
 from millstream.errors import MillstreamError, Unavailable
@@ -17,7 +18,8 @@ from millstream.protocol.cursors import JITTER_SECONDS, next_cursor
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
 from millstream.server.limits import ReadLimits
-from millstream.server.messages import Sink
+from millstream.server.messages import Request, Sink
+from millstream.server.metrics import Metrics
 from millstream.shard.reader import ReadResult
 from millstream.shard.shard import Shard, Topic
 from millstream.streams.state import Stream
@@ -30,12 +32,23 @@ T = TypeVar("T")
 class LiveReaders:
     """Counts live reads and shares what several of them need at once."""
 
-    def __init__(self, shard: Shard, limits: ReadLimits) -> None:
+    def __init__(self, shard: Shard, limits: ReadLimits, metrics: Metrics) -> None:
         self.shard = shard
         self.limits = limits
+        self._metrics = metrics
         self.live: set[LongPoll | Follower] = set()
         # The events encoded last: after an append nearly every follower of the stream asks for the same ones.
         self._encoded: tuple[tuple[int, int, int, bool, str], bytes] = ((0, 0, 0, False, ""), b"")
+
+    def with_limits(self, limits: ReadLimits) -> LiveReaders:
+        """The same readers, counted and ended together, under other limits."""
+        readers = copy(self)
+        readers.limits = limits
+        return readers
+
+    def measure(self, request: Request, live: str) -> None:
+        """Measure a live read apart from others: it takes as long as it waits."""
+        request.series = self._metrics.series("GET", live)
 
     def check_room(self, topic: Topic) -> None:
         if (

@@ -6,10 +6,14 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
+from itertools import count
 from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
+from millstream.access.scopes import Principal
+from millstream.clock import SystemClock
 from millstream.errors import InvalidRequest
+from millstream.server.metrics import RouteSeries
 
 Fields = bytes
 """Header fields as they go on the wire: `name: value\\r\\n`, lower case, any number of them."""
@@ -19,6 +23,11 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:
 
 HOST_BYTES_MAX: Final = 300
 QUERY_BYTES_CACHED_MAX: Final = 256
+
+# Request ids that clients send are kept if they can stand in a log as they are.
+_SANE_ID: Final = re.compile(rb"[A-Za-z0-9._~:/+=@-]{1,128}")
+_ID_PREFIX: Final = SystemClock().random_bytes(5).hex().encode()
+_ID_NUMBERS: Final = count(1)
 
 STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -42,13 +51,18 @@ class Request:
     __slots__ = (
         "_base_url",
         "body",
+        "client",
         "headers",
         "is_disconnected",
         "method",
         "on_disconnect",
         "path",
+        "principal",
         "query",
         "reply",
+        "series",
+        "session",
+        "started",
         "upload",
     )
 
@@ -61,7 +75,10 @@ class Request:
         body: bytes,
         reply: ReplyWith,
         base_url: str | None = None,
+        client: Client | None = None,
     ) -> None:
+        # When its handling began, if that is measured.
+        self.started = 0.0
         self.method = method
         self.path = path
         self.query = query
@@ -73,6 +90,23 @@ class Request:
         self.on_disconnect: Callable[[], None] | None = None
         self.upload: Upload | None = None
         self._base_url = base_url
+        self.client = client
+        # Under which name the request is measured; None until it is routed.
+        self.series: RouteSeries | None = None
+        # Who the gate says sent it, and what else the gate wants to know of it.
+        self.principal: Principal | None = None
+        self.session: Session | None = None
+
+    @property
+    def id(self) -> str:
+        """What the request is called in logs: the client's X-Request-Id, or one that its connection made up."""
+        name = given_id(self.headers) or (self.client.request_id() if self.client is not None else b"")
+        return name.decode("latin-1")
+
+    @property
+    def address(self) -> str:
+        """Where the connection comes from."""
+        return self.client.address if self.client is not None else ""
 
     @property
     def base_url(self) -> str:
@@ -85,8 +119,38 @@ class Request:
 
     def disconnect(self) -> None:
         self.is_disconnected = True
+        if self.session is not None:
+            self.session.close()
         if self.on_disconnect is not None:
             self.on_disconnect()
+
+
+class Client(Protocol):
+    """Who sent a request, as its adapter knows it."""
+
+    @property
+    def address(self) -> str: ...
+
+    def request_id(self) -> bytes:
+        """The name of the request that is being handled, if the client gave it none."""
+        ...
+
+
+def given_id(headers: dict[bytes, bytes]) -> bytes | None:
+    """The X-Request-Id that a client sent, if it is one that can stand in a log."""
+    given = headers.get(b"x-request-id")
+    return given if given is not None and _SANE_ID.fullmatch(given) is not None else None
+
+
+def new_id() -> bytes:
+    """A name that nothing else in this or another run of the server has."""
+    return b"%b-%x" % (_ID_PREFIX, next(_ID_NUMBERS))
+
+
+class Session(Protocol):
+    def close(self) -> None:
+        """The client is gone."""
+        ...
 
 
 class Sink(Protocol):
@@ -130,21 +194,6 @@ class Upload(Protocol):
     def discard(self) -> None:
         """The body did not arrive whole, or is not wanted."""
         ...
-
-
-class LiveReads(Protocol):
-    def end_all(self) -> None: ...
-
-
-class Answering(Protocol):
-    """What an adapter serves: an application, or several behind one."""
-
-    @property
-    def readers(self) -> LiveReads: ...
-
-    def handle(self, request: Request) -> None: ...
-
-    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]: ...
 
 
 class Response:

@@ -11,30 +11,36 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections import deque
 from email.utils import formatdate
+from itertools import count
 from typing import Any, cast
 
 import httptools
 
+from millstream.clock import monotonic_seconds
 from millstream.errors import InvalidRequest
 from millstream.server.error_map import error_response, problem
+from millstream.server.front import Front
 from millstream.server.limits import HttpLimits
 from millstream.server.messages import (
     COMMON_FIELDS,
     STATUS_LINES,
-    Answering,
     BodyStream,
     Request,
     Response,
     Upload,
     base_url_of,
+    given_id,
+    new_id,
 )
 
 logger = logging.getLogger("millstream.server")
 
 LINGER_SECONDS = 2.0
 CHECK_SECONDS = 0.5
+BODY_BYTES_TRUSTED_MAX = 64 << 10
 
 _METHODS = {method.encode(): method for method in ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE")}
 
@@ -42,12 +48,24 @@ _METHODS = {method.encode(): method for method in ("GET", "HEAD", "PUT", "POST",
 class NativeServer:
     """Accepts connections and keeps what they share."""
 
-    def __init__(self, app: Answering, limits: HttpLimits, *, public_url: str | None = None) -> None:
+    def __init__(
+        self,
+        app: Front,
+        limits: HttpLimits,
+        *,
+        public_url: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.app = app
         self.limits = limits
         self.public_url = public_url
+        self.tls = tls
         self.connections: set[Connection] = set()
-        self.fields = b""
+        self.id = new_id()
+        self.numbers = count(1)
+        self.untimed = 0  # a request is timed if its number has none of these bits
+        self._counted = (0, 0.0)
+        self.fields = self.fields_and_id = b""
         self.is_stopping = False
         # The loop's time as of the last tick: deadlines are seconds away, and asking is not free.
         self.now = 0.0
@@ -57,19 +75,38 @@ class NativeServer:
     async def start(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._refresh()
-        self._server = await loop.create_server(lambda: Connection(self, loop), sock=listening, backlog=4096)
+        handshake_seconds = self.limits.header_timeout_seconds if self.tls is not None else None
+        self._server = await loop.create_server(
+            lambda: Connection(self, loop),
+            sock=listening,
+            backlog=4096,
+            ssl=self.tls,
+            ssl_handshake_timeout=handshake_seconds,
+            ssl_shutdown_timeout=LINGER_SECONDS if self.tls is not None else None,
+        )
         self._ticker = loop.create_task(self._tick())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             self._refresh()
+            self._pace()
             for connection in tuple(self.connections):
                 connection.check(self.now)
+
+    def _pace(self) -> None:
+        """Time all requests, or some of them when there are many."""
+        number = next(self.numbers)
+        before, at = self._counted
+        self._counted = (number, self.now)
+        metrics = self.app.metrics
+        metrics.pace((number - before) / max(self.now - at, CHECK_SECONDS), times_all=self.app.logs_access)
+        self.untimed = metrics.timed_one_in - 1
 
     def _refresh(self) -> None:
         self.now = asyncio.get_running_loop().time()
         self.fields = COMMON_FIELDS + b"date: %b\r\n" % formatdate(usegmt=True).encode()
+        self.fields_and_id = self.fields + b"x-request-id: %b-" % self.id
 
     async def stop(self, grace_seconds: float) -> None:
         """Stop accepting, let requests finish, end live reads; then close what is left."""
@@ -78,7 +115,7 @@ class NativeServer:
             self._server.close()
         for connection in tuple(self.connections):
             connection.retire()
-        self.app.readers.end_all()
+        self.app.live_reads.end_all()
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
@@ -109,6 +146,7 @@ class Connection(asyncio.Protocol):
         "_known_host",
         "_lingering",
         "_loop",
+        "_number",
         "_owes_continue",
         "_parser",
         "_piece_bytes",
@@ -123,6 +161,7 @@ class Connection(asyncio.Protocol):
         "_url",
         "_version",
         "_waiting",
+        "address",
     )
 
     def __init__(self, server: NativeServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -137,6 +176,8 @@ class Connection(asyncio.Protocol):
         self._discards = False  # a final answer was sent; what still arrives is thrown away
         self._refusal: Response | None = None  # the answer to what came after the requests in line
         self._is_write_paused = False
+        self.address = ""
+        self._number = 0  # of the request that is being answered, among all of the server's
         self._deadline = server.now + server.limits.header_timeout_seconds
         self._keep_alive = True
         self._version = "1.1"
@@ -174,6 +215,9 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=self._server.limits.write_buffer_bytes_max)
         connections = self._server.connections
         connections.add(self)
+        self._server.app.metrics.connections += 1
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if peer else ""
         if len(connections) > self._server.limits.connections_max:
             self._refuse(problem(503, "too_many_connections", "the server has as many connections as it takes"))
 
@@ -216,6 +260,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._server.app.metrics.connections -= 1
         self._drop_upload()
         for request, _, _ in self._waiting:
             if request.upload is not None:
@@ -281,6 +326,13 @@ class Connection(asyncio.Protocol):
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_bytes_max:
             raise _Refused(_body_too_large(self._body_bytes_max))
+        if self._server.app.gate is not None and (
+            self._upload is not None
+            or b"expect" in headers
+            or b"transfer-encoding" in headers
+            or (length is not None and int(length) > BODY_BYTES_TRUSTED_MAX)
+        ):
+            self._check_allowed()
         if b"expect" in headers:
             self._answer_expectation(headers[b"expect"])
         self._deadline = self._server.now + limits.body_timeout_seconds
@@ -307,6 +359,15 @@ class Connection(asyncio.Protocol):
             self._known_host = host
         elif self._version == "1.1":
             raise _Refused(problem(400, "missing_host", "an HTTP/1.1 request needs a Host header"))
+
+    def _check_allowed(self) -> None:
+        """Refuse a large body before it is taken in, if its request would be refused anyway."""
+        path, _, query = self._url.partition(b"?")
+        method = _METHODS.get(self._parser.get_method(), "OTHER")
+        head = Request(method, path, query, self._headers, b"", lambda response: None, client=self)
+        refusal = self._server.app.refusal_of_head(head)
+        if refusal is not None:
+            raise _Refused(refusal)
 
     def _answer_expectation(self, expectation: bytes) -> None:
         if expectation.lower() != b"100-continue":
@@ -345,7 +406,8 @@ class Connection(asyncio.Protocol):
             self._headers,
             b"".join(body) if isinstance(body, list) else body,
             self._respond,
-            self._server.public_url,
+            self._server.public_url if self._server.tls is None else self._secure_base_url(),
+            self,
         )
         self._body = b""  # the request's now: an idle connection holds nothing
         self._headers = {}
@@ -359,19 +421,27 @@ class Connection(asyncio.Protocol):
             if len(self._waiting) >= self._server.limits.pipelined_requests_max:
                 self._transport.pause_reading()
 
+    def _secure_base_url(self) -> str:
+        return self._server.public_url or base_url_of("https", self._headers.get(b"host", b"localhost"))
+
     # -- answering -----------------------------------------------------------------------------------------
 
     def _begin(self, request: Request, keep_alive: bool, version: str) -> None:
         self._current = request
-        self._keep_alive = keep_alive and not self._server.is_stopping and (not self._is_last or bool(self._waiting))
+        server = self._server
+        self._number = number = next(server.numbers)
+        if not number & server.untimed:
+            request.started = monotonic_seconds()
+        self._keep_alive = keep_alive and not server.is_stopping and (not self._is_last or bool(self._waiting))
         self._version = version
-        self._server.app.handle(request)
+        server.app.handle(request)
 
     def _respond(self, response: Response) -> None:
         """Answer the current request; they are handled one at a time, so there is no other."""
         request = self._current
         if request is None:
             return  # the client went away while we worked
+        self._server.app.answered(request, response)
         body = response.body
         if isinstance(body, bytes):
             self._write_whole(request, response, body)
@@ -385,13 +455,30 @@ class Connection(asyncio.Protocol):
             framing = b"transfer-encoding: chunked\r\n" if chunked else b""
             if response.length is not None:
                 framing = b"content-length: %d\r\n" % response.length
-            self._transport.write(self._head(response) + framing + b"\r\n")
+            self._transport.write(self._head(response, request.headers) + framing + b"\r\n")
             self._streaming = body
             request.on_disconnect = None
             body.start(_StreamedBody(self, chunked))
 
-    def _head(self, response: Response) -> bytes:
-        head = STATUS_LINES[response.status] + self._server.fields + response.fields
+    def request_id(self) -> bytes:
+        return b"%b-%x" % (self._server.id, self._number)
+
+    def _head(self, response: Response, headers: dict[bytes, bytes]) -> bytes:
+        server = self._server
+        if b"x-request-id" in headers and (given := given_id(headers)) is not None:
+            head = b"%b%bx-request-id: %b\r\n%b" % (
+                STATUS_LINES[response.status],
+                server.fields,
+                given,
+                response.fields,
+            )
+        else:
+            head = b"%b%b%x\r\n%b" % (
+                STATUS_LINES[response.status],
+                server.fields_and_id,
+                self._number,
+                response.fields,
+            )
         if not self._keep_alive:
             head += b"connection: close\r\n"
         elif self._version == "1.0":
@@ -399,7 +486,7 @@ class Connection(asyncio.Protocol):
         return head
 
     def _write_whole(self, request: Request, response: Response, body: bytes) -> None:
-        head = self._head(response)
+        head = self._head(response, request.headers)
         if request.method == "HEAD" or response.status in (204, 304):
             self._transport.write(head + b"\r\n")
         elif len(body) < 65_536:
@@ -446,12 +533,18 @@ class Connection(asyncio.Protocol):
         self._keep_alive = False
         body = response.body
         assert isinstance(body, bytes)
-        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head(response), len(body), body))
+        self._server.app.metrics.unrouted.statuses[response.status] += 1
+        self._number = next(self._server.numbers)
+        head = self._head(response, {})
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         self._linger()
 
     def _linger(self) -> None:
         """Close, but give the client time to read: closing at once with unread input would reset the connection."""
         self._discards = self._has_hung_up = True
+        if self._server.tls is not None and not self._is_receiving:
+            self._transport.close()  # TLS says goodbye itself, after what is still to be sent
+            return
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):
                 self._transport.write_eof()
@@ -494,6 +587,7 @@ class _StreamedBody:
 
     def write(self, data: bytes) -> bool:
         connection = self._connection
+        connection._server.app.metrics.sent_bytes += len(data)
         if not self._chunked:
             connection._transport.write(data)
         elif len(data) >= 65_536:

@@ -6,31 +6,47 @@ import asyncio
 import errno
 import fcntl
 import logging
+import math
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
 
+from millstream.access.authenticator import Authenticator, auth_settings
 from millstream.clock import Clock, SystemClock
-from millstream.config import Config
+from millstream.config import Config, LimitsSection
 from millstream.errors import ConfigurationError
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
+from millstream.measures import ShardMeasures
 from millstream.server.app import Application
-from millstream.server.limits import HttpLimits, ReadLimits
-from millstream.server.messages import Answering
+from millstream.server.examples import Examples
+from millstream.server.exposure import check_exposure
+from millstream.server.front import Front
+from millstream.server.gate import Gate
+from millstream.server.housekeeping import Housekeeping
+from millstream.server.limits import http_limits, read_limits
+from millstream.server.metrics import Metrics
 from millstream.server.native import NativeServer
+from millstream.server.reload import Reloader
+from millstream.server.tls import tls_context
+from millstream.server.yjs_api import YjsSettings
 from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
+from millstream.streams.subscriptions import Subscription
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.yjs.compaction import CompactionLimits, is_possible
 
 logger = logging.getLogger("millstream")
+
+# Of the time a stop may take: the rest is for moving messages to the cold tier.
+REQUESTS_SHARE = 0.5
 
 
 class DataDirectory:
@@ -76,7 +92,15 @@ class Node:
         self._directory = DataDirectory(config.server.data_dir)
         data_dir = config.server.data_dir
         try:
-            log = FileLog(data_dir / "log", clock, segment_bytes=config.log.segment_bytes, disk=disk)
+            measures = ShardMeasures()
+            log = FileLog(
+                data_dir / "log",
+                clock,
+                segment_bytes=config.log.segment_bytes,
+                block_seconds_max=config.log.sync_on_loop_max,
+                disk=disk,
+                sync_seconds=measures.sync_seconds,
+            )
             catalog = Catalog(data_dir / "catalog")
             objects = open_objects(object_store_settings(config))
             blobs = Blobs(objects, data_dir / "uploads")
@@ -94,28 +118,107 @@ class Node:
             hot_bytes_max=config.hot.bytes_max,
             flush_limits=flush_limits(config),
             reclaim_grace_seconds=cold.reclaim_grace,
+            measures=measures,
         )
         self.app: Application | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.on_removed: Callable[[], None] = lambda: None
 
     @property
     def notices(self) -> list[str]:
         return self.shard.notices
 
+    @property
+    def keeps_house(self) -> bool:
+        return True
+
     async def start(self) -> Application:
         await self.shard.start()
-        self.app = Application(self.shard, read_limits(self.config))
-        self.app.subscriptions.wakes.resume()
-        return self.app
+        config = self.config
+        self.app = app = Application(
+            self.shard,
+            read_limits(config),
+            object_store_settings(config),
+            yjs_settings(config),
+            needs_tokens=config.auth.enabled,
+        )
+        app.logs_access = config.logging.access
+        app.gate = self.open_gate(config)
+        if app.gate is not None:
+            self._watching = asyncio.get_running_loop().create_task(app.gate.watch(config.auth.reload_interval))
+        app.subscriptions.wakes.resume()
+        return app
+
+    def open_gate(self, config: Config) -> Gate | None:
+        """The gate that a configuration asks for; none if requests need no token and have no limits."""
+        assert self.app is not None
+        return open_gate(config, self.app.metrics, self.shard.clock, self.shard.machine.subscriptions.by_id)
 
     async def retire(self) -> None:
         """Nobody else could take over."""
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_seconds: float | None = None) -> None:
+        """Stop in order. A last flush that takes longer than allowed is given up: the log has everything."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self.app is not None:
             await self.app.subscriptions.stop()
-        await self.shard.stop()
+            await self.app.yjs.compactor.stop()
+        await self.shard.stop(timeout_seconds)
         self._directory.release()
+
+
+class Served(Protocol):
+    """What is served: a server of its own, or a node of a cluster."""
+
+    on_removed: Callable[[], None]
+
+    @property
+    def notices(self) -> list[str]: ...
+
+    @property
+    def keeps_house(self) -> bool:
+        """Whether scheduled jobs are this node's to start."""
+        ...
+
+    async def start(self) -> Front: ...
+
+    def open_gate(self, config: Config) -> Gate | None: ...
+
+    async def retire(self) -> None:
+        """Let others take over before connections are closed."""
+        ...
+
+    async def stop(self, timeout_seconds: float | None = None) -> None: ...
+
+
+def open_node(config: Config) -> Served:
+    if not config.cluster.name:
+        return Node(config)
+    try:
+        from millstream.server.cluster_node import ClusterNode
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a cluster needs the package {error.name}, which is not installed",
+            hint="pip install 'millstream[cluster]'",
+        ) from None
+    return ClusterNode(config)
+
+
+def open_gate(config: Config, metrics: Metrics, clock: Clock, subscriptions: Mapping[str, Subscription]) -> Gate | None:
+    """The gate that a configuration asks for; none if requests need no token and have no limits."""
+    authenticator = Authenticator(auth_settings(config), clock) if config.auth.enabled else None
+    if authenticator is None and config.limits == LimitsSection():
+        return None
+    return Gate(
+        authenticator,
+        config.limits,
+        metrics,
+        clock,
+        subscriptions,
+        open_metrics=config.auth.open_metrics,
+        trusted_proxies=frozenset(one.strip() for one in config.server.trusted_proxies.split(",") if one.strip()),
+    )
 
 
 def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
@@ -128,19 +231,6 @@ def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
         min(config.hot.keep_bytes // shards, hot_bytes_max // 2),
         hot_bytes_max // 2,
         max(1, config.hot.resident_streams_max // shards),
-    )
-
-
-def read_limits(config: Config) -> ReadLimits:
-    read = config.read
-    return ReadLimits(
-        chunk_bytes_max=read.chunk_bytes_max,
-        long_poll_seconds=read.long_poll_timeout,
-        sse_lifetime_seconds=read.sse_lifetime,
-        sse_heartbeat_seconds=read.sse_heartbeat,
-        live_readers_max=read.live_readers_max,
-        live_readers_per_stream_max=read.live_readers_per_stream_max,
-        snapshot_bytes_max=read.snapshot_bytes_max,
     )
 
 
@@ -157,6 +247,16 @@ def object_store_settings(config: Config) -> ObjectStoreSettings:
         if name.startswith(prefix)
     }
     return ObjectStoreSettings(cold.backend, path, options)
+
+
+def yjs_settings(config: Config) -> YjsSettings:
+    yjs = config.yjs
+    return YjsSettings(
+        implicit_create=yjs.implicit_create,
+        awareness_ttl_seconds=math.ceil(yjs.awareness_ttl),
+        long_poll_seconds=yjs.long_poll_timeout,
+        compaction=CompactionLimits(yjs.compaction_threshold, yjs.retention, config.read.snapshot_bytes_max),
+    )
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
@@ -179,75 +279,71 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
     return listening
 
 
-class Served(Protocol):
-    """What is served: a server of its own, or a node of a cluster."""
-
-    @property
-    def notices(self) -> list[str]: ...
-
-    on_removed: Callable[[], None]
-
-    async def start(self) -> Answering: ...
-
-    async def retire(self) -> None:
-        """Let others take over before connections are closed."""
-        ...
-
-    async def stop(self) -> None: ...
+def _own_url(host: str, port: int) -> str:
+    """How a process on this machine reaches the listener."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def open_node(config: Config) -> Served:
-    if not config.cluster.name:
-        return Node(config)
-    try:
-        from millstream.server.cluster_node import ClusterNode
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"a cluster needs the package {error.name}, which is not installed",
-            hint="pip install 'millstream[cluster]'",
-        ) from None
-    return ClusterNode(config)
-
-
-async def serve(config: Config, announce: Callable[[str], None], *, node: Served | None = None) -> None:
-    """Run until SIGTERM or SIGINT, then stop in order."""
+async def serve(
+    config: Config,
+    announce: Callable[[str], None],
+    *,
+    node: Served | None = None,
+    examples: Path | None = None,
+    load: Callable[[], Config] | None = None,
+) -> None:
+    """Run until SIGTERM or SIGINT, then stop in order. SIGHUP takes in what `load` then finds."""
+    pages = Examples(examples) if examples is not None else None
+    warning = check_exposure(config)
+    tls = tls_context(config.tls)
     listening = open_listener(config.server.listen)
     try:
         node = node or open_node(config)
         app = await node.start()
+        app.examples = pages
     except BaseException:
         listening.close()
         raise
-    http = config.http
-    server = NativeServer(
-        app,
-        HttpLimits(
-            header_bytes_max=http.header_bytes_max,
-            body_bytes_max=http.body_bytes_max,
-            connections_max=http.connections_max,
-            pipelined_requests_max=http.pipelined_requests_max,
-            header_timeout_seconds=http.header_timeout,
-            body_timeout_seconds=http.body_timeout,
-            idle_timeout_seconds=http.idle_timeout,
-            send_timeout_seconds=http.send_timeout,
-            write_buffer_bytes_max=http.write_buffer_bytes_max,
-        ),
-        public_url=config.server.public_url,
-    )
+    server = NativeServer(app, http_limits(config), public_url=config.server.public_url, tls=tls)
     await server.start(listening)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    reloader = Reloader(config, load or (lambda: config), node.open_gate, app, server)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     node.on_removed = stopped.set
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
     for notice in node.notices:
         logger.info(notice)
+    if warning is not None:
+        logger.warning(warning)
+    if not is_possible():
+        logger.info("Yjs documents are served but not compacted: pycrdt is missing, pip install 'millstream[yjs]'")
     host, port = listening.getsockname()[:2]
-    announce(
-        f"millstream listens on http://{f'[{host}]' if ':' in host else host}:{port}, keeps its data in"
-        f" {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after fdatasync (group commit)"
+    store = object_store_settings(config)
+    housekeeping = Housekeeping(
+        config.server.public_url or _own_url(host, port),
+        config.pipeline.compact_every,
+        config.pipeline.master,
+        store.backend,
+        store.options,
     )
+    housekeeping.is_ours = lambda: node.keeps_house
+    housekeeping.start()
+    announce(
+        f"millstream listens on http{'s' if tls is not None else ''}://{f'[{host}]' if ':' in host else host}:{port},"
+        f" keeps its data in {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after"
+        " fdatasync (group commit)"
+    )
+    for path in pages.paths if pages is not None else []:
+        announce(f"an example to try: http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     await stopped.wait()
+    await housekeeping.stop()
+    deadline = loop.time() + config.server.stop_timeout
+    logger.info("stopping: no more connections, requests finish, live reads end")
+    app.health.is_stopping = True
     await node.retire()
-    await server.stop(config.server.stop_timeout)
-    await node.stop()
+    await server.stop(min(config.server.stop_timeout * REQUESTS_SHARE, max(deadline - loop.time(), 0.0)))
+    await node.stop(max(deadline - loop.time(), 0.0))
+    logger.info("stopped")

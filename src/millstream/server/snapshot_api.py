@@ -18,6 +18,7 @@ from millstream.shard.shard import Shard
 from millstream.streams.records import SnapshotRef
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Upload
+from millstream.tiers.hot import Messages
 
 PIECE_BYTES: Final = 256 << 10
 
@@ -126,7 +127,7 @@ class SnapshotApi:
         request.reply(Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces)))
 
     async def _pieces(
-        self, boundary: str, snapshot: SnapshotRef | None, content_type: str, cut: list[list[bytes] | ColdPiece]
+        self, boundary: str, snapshot: SnapshotRef | None, content_type: str, cut: list[Messages | ColdPiece]
     ) -> AsyncIterator[bytes]:
         if snapshot is None:
             yield part_head(boundary, OCTET_STREAM, is_first=True)
@@ -140,7 +141,7 @@ class SnapshotApi:
         yield closing(boundary)
 
 
-def _pieces_of(messages: list[bytes]) -> Iterator[list[bytes]]:
+def _pieces_of(messages: Messages) -> Iterator[Messages]:
     """Messages in runs of about a piece's size."""
     start = size = 0
     for index, message in enumerate(messages, 1):

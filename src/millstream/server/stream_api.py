@@ -31,18 +31,23 @@ from millstream.streams.state import Stream
 
 STREAM_SEQ_BYTES_MAX: Final = 256
 
-# A full chunk never changes. What ends at the tail of an open stream grows, so caches must ask again (§8.1).
+# A full chunk never changes. What ends at the tail of an open stream grows, so caches must ask again (§8.1). Where
+# reading needs a token, only its holder's own cache may keep it.
 _CACHE_CHUNK: Final = b"cache-control: public, max-age=60, stale-while-revalidate=300\r\n"
 _CACHE_TAIL: Final = b"cache-control: public, no-cache\r\n"
+_CACHE_OWN_CHUNK: Final = b"cache-control: private, max-age=60, stale-while-revalidate=300\r\nvary: authorization\r\n"
+_CACHE_OWN_TAIL: Final = b"cache-control: private, no-cache\r\nvary: authorization\r\n"
 _CACHE_NEVER: Final = b"cache-control: no-store\r\n"
 _UP_TO_DATE: Final = b"stream-up-to-date: true\r\n"
 _CLOSED: Final = b"stream-closed: true\r\n"
 
 
 class StreamApi:
-    def __init__(self, shard: Shard, readers: LiveReaders) -> None:
+    def __init__(self, shard: Shard, readers: LiveReaders, *, needs_tokens: bool = False) -> None:
         self._shard = shard
         self._readers = readers
+        self._cache_chunk = _CACHE_OWN_CHUNK if needs_tokens else _CACHE_CHUNK
+        self._cache_tail = _CACHE_OWN_TAIL if needs_tokens else _CACHE_TAIL
         self.methods = {
             "POST": self.append,
             "GET": self.read,
@@ -142,13 +147,17 @@ class StreamApi:
     # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
 
     def read(self, request: Request, key: StreamKey) -> None:
-        query = parse_query(request.query)
+        self.read_query(request, key, parse_query(request.query))
+
+    def read_query(self, request: Request, key: StreamKey, query: dict[str, str]) -> None:
         token = query.get("offset")
         if token is None and "cursor" in query and _is_offset(query["cursor"]):
             token = query["cursor"]  # a cursor may stand in for the offset, if it is one
         live = query.get("live")
         if live is not None and live not in ("long-poll", "sse"):
             raise InvalidRequest(f"live={live[:40]!r} is not a live mode", code="invalid_live", hint="long-poll or sse")
+        if live is not None:
+            self._readers.measure(request, live)
         if live is not None and token is None:
             raise InvalidRequest("a live read needs an offset", code="missing_offset")
         offset = None if token == NOW_TOKEN else _start_offset(token)
@@ -188,13 +197,10 @@ class StreamApi:
         )
         if result.up_to_date:
             fields += self._freshness()
-        fields += _CACHE_CHUNK if result.closed or not result.up_to_date else _CACHE_TAIL
+        fields += self._cache_chunk if result.closed or not result.up_to_date else self._cache_tail
         if result.closed:
             fields += _CLOSED
-        if stream.is_json:
-            body = join_messages(result.messages)
-        else:
-            body = result.messages[0] if len(result.messages) == 1 else b"".join(result.messages)
+        body = join_messages(result.messages) if stream.is_json else b"".join(result.messages)
         return Response(200, fields + live_fields, body)
 
     def _read_now(self, request: Request, stream: Stream) -> None:

@@ -87,7 +87,7 @@ class SubscriptionApi:
     # -- the resource --------------------------------------------------------------------------------------
 
     def _put(self, request: Request, subscription_id: str) -> None:
-        config = parse_config(_json_body(request))
+        config = parse_config(json_body(request))
 
         def render(outcome: tuple[Subscription, bool]) -> Response:
             subscription, is_new = outcome
@@ -102,7 +102,7 @@ class SubscriptionApi:
         self.wakes.delete(subscription_id, self._done(request, _no_content))
 
     def _link(self, request: Request, subscription_id: str) -> None:
-        paths = checked_paths(_object_body(request).get("streams"))
+        paths = checked_paths(object_body(request).get("streams"))
         self.wakes.link(subscription_id, paths, self._done(request, _no_content))
 
     def _describe(self, subscription: Subscription) -> dict[str, object]:
@@ -140,7 +140,7 @@ class SubscriptionApi:
     # -- workers -------------------------------------------------------------------------------------------
 
     def _claim(self, request: Request, subscription_id: str) -> None:
-        worker = _object_body(request).get("worker")
+        worker = object_body(request).get("worker")
         if not isinstance(worker, str) or not 0 < len(worker) <= ID_BYTES_MAX:
             raise InvalidRequest(f"worker must be a string of 1 to {ID_BYTES_MAX} characters", code="INVALID_REQUEST")
 
@@ -161,14 +161,14 @@ class SubscriptionApi:
         self.wakes.acknowledge(
             subscription_id,
             _bearer_token(request),
-            _object_body(request),
+            object_body(request),
             self._done(request, lambda next_wake: _json(200, {"ok": True, "next_wake": next_wake})),
             by_webhook=by_webhook,
         )
 
     def _release(self, request: Request, subscription_id: str) -> None:
         self.wakes.release(
-            subscription_id, _bearer_token(request), _object_body(request), self._done(request, _no_content)
+            subscription_id, _bearer_token(request), object_body(request), self._done(request, _no_content)
         )
 
     # -- webhooks ------------------------------------------------------------------------------------------
@@ -207,15 +207,15 @@ def _says_done(answer: bytes) -> bool:
     return isinstance(decoded, dict) and decoded.get("done") is True
 
 
-def _json_body(request: Request) -> object:
+def json_body(request: Request) -> object:
     try:
         return msgspec.json.decode(request.body) if request.body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("the body is not valid JSON", code="INVALID_REQUEST") from None
 
 
-def _object_body(request: Request) -> dict[str, object]:
-    body = _json_body(request)
+def object_body(request: Request) -> dict[str, object]:
+    body = json_body(request)
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object", code="INVALID_REQUEST")
     return body

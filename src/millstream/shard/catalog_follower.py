@@ -4,7 +4,8 @@ The leader's flush ends in a `SegmentSealed` record that names a manifest: the c
 follower has the same state, so it moves its own catalog to P from the manifest and lets go of memory as the leader
 did. It cannot tell which of its streams changed after P and which before, so it keeps account by generation: one ends
 with each such record. A flush begins after the one before it was sealed; so what changed before a record that lies at
-or before P is in the catalog once that is at P, and what changed later counts as unsaved a little longer.
+or before P is in the catalog once that is at P, and what changed later counts as unsaved a little longer. Compactions
+are exact: a manifest names those that it brings, and only they are settled with it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from millstream.clock import Clock
-from millstream.errors import MillstreamError
+from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.protocol.keys import StreamKey
 from millstream.shard.flusher import Flusher
-from millstream.shard.restore import checkpoint_of, load_manifest, sealed_flush
+from millstream.shard.restore import checkpoint_of, load_manifest, sealed_flush, sealed_replacement
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentSealed
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog, Checkpoint
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
+from millstream.tiers.manifests import Manifest, Replacement
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -130,16 +132,20 @@ class CatalogFollower:
 
     async def _follow(self, record: SegmentSealed) -> None:
         if record.through > self._catalog.position:
-            checkpoint, removed_segments = await self._load(record)
-            if checkpoint is None:
+            try:
+                found = await self._load(record)
+            except (NotFound, Corrupt) as error:
+                logger.warning("a flush cannot be followed any more: %s", error)
+                found = None  # what it names was tidied up meanwhile
+            if found is None:
                 self.is_behind = True
                 return
             # From here on it must not be torn: whoever takes over waits for the lock.
-            await asyncio.shield(self._write(checkpoint, removed_segments))
+            await asyncio.shield(self._write(*found))
         if self._machine.sealed and self._machine.sealed[0] is record:
             self._machine.sealed.pop(0)
 
-    async def _load(self, record: SegmentSealed) -> tuple[Checkpoint | None, list[str]]:
+    async def _load(self, record: SegmentSealed) -> tuple[Checkpoint, Manifest] | None:
         manifest = await load_manifest(self._cold, record.manifest)
         if manifest.first > self._catalog.position:
             logger.warning(
@@ -147,28 +153,42 @@ class CatalogFollower:
                 self._catalog.position,
                 manifest.first,
             )
-            return None, []
+            return None
         removed = set(manifest.removed_segments)
         flushes = [
             await sealed_flush(self._cold, flush, removed)
             for flush in manifest.flushes
             if flush.through > self._catalog.position
         ]
+        replacements = [
+            await sealed_replacement(self._cold, one, removed)
+            for one in manifest.replacements
+            if not self._is_in_catalog(one)
+        ]
         freed = [blob.encode() for one in self._settled(record.through) for blob in one.freed_blobs]
-        checkpoint = checkpoint_of(manifest, flushes, manifest.at_ms, position=manifest.through)
-        return checkpoint._replace(freed_blobs=freed), manifest.removed_segments
+        checkpoint = checkpoint_of(manifest, flushes, replacements, manifest.at_ms, position=manifest.through)
+        return checkpoint._replace(freed_blobs=freed), manifest
+
+    def _is_in_catalog(self, replacement: Replacement) -> bool:
+        """A leader whose catalog was behind ours names again what we have followed already."""
+        known = {row.segment.path for _, row in self._catalog.segments()}
+        return bool(replacement.segments) and all(segment.path in known for segment in replacement.segments)
 
     def _settled(self, position: int) -> list[_Generation]:
         return [one for one in self._generations if one.end <= position]
 
-    async def _write(self, checkpoint: Checkpoint, removed_segments: list[str]) -> None:
+    async def _write(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
         loop = asyncio.get_running_loop()
         async with self._flusher.lock:
             if checkpoint.position <= self._catalog.position:
                 return
             await loop.run_in_executor(self._flusher.thread, self._catalog.write, checkpoint)
-            if removed_segments:
-                await loop.run_in_executor(self._flusher.thread, self._forget, set(removed_segments))
+            if manifest.removed_segments:
+                await loop.run_in_executor(self._flusher.thread, self._forget, set(manifest.removed_segments))
+            brought = [(one.replaced, one.segments) for one in manifest.replacements]
+            self._machine.replaced = [
+                one for one in self._machine.replaced if (one.replaced, one.segments) not in brought
+            ]
             concerned = {incarnation for one in self._generations for incarnation in one.unflushed}
             settled = self._settled(checkpoint.position)
             for _ in settled:

@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown
 from millstream.log.interface import Log, LogBatch
+from millstream.measures import ShardMeasures
 from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
 
 logger = logging.getLogger("millstream.shard")
@@ -22,22 +24,29 @@ logger = logging.getLogger("millstream.shard")
 Reply = Callable[[Any], None]
 Entry = tuple[AnyRecord | None, int, Reply | None, Any]
 
+# A lone record this small may be stored on the loop itself, if the loop has little else to do.
+BLOCKING_BYTES_MAX = 64 << 10
+
 
 class Batch:
     """Records on their way to the log, and who waits for them."""
 
-    __slots__ = ("bytes", "encoded", "entries", "first", "next")
+    __slots__ = ("bytes", "dispatched_at", "encoded", "entries", "first", "next")
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.next = first
         self.bytes = 0
+        self.dispatched_at = 0.0
         self.encoded: list[bytes] = []
         self.entries: list[Entry] = []
 
 
 class Committer:
-    """`apply_batch` makes a durable batch true; `undo_batch` forgets what was planned on one that failed."""
+    """`apply_batch` makes a durable batch true; `undo_batch` forgets what was planned on one that failed.
+
+    `is_quiet` is asked once for each batch: has the loop had little else to do since the last one?
+    """
 
     def __init__(
         self,
@@ -45,8 +54,12 @@ class Committer:
         next_position: int,
         apply_batch: Callable[[Batch], None],
         undo_batch: Callable[[Batch], None],
+        is_quiet: Callable[[], bool] = lambda: False,
+        measures: ShardMeasures | None = None,
     ) -> None:
         self._log = log
+        self._is_quiet = is_quiet
+        self._measures = measures or ShardMeasures()
         self._apply_batch = apply_batch
         self._undo_batch = undo_batch
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,11 +151,20 @@ class Committer:
             if batch.encoded:
                 self._last_size = len(batch.entries)
                 self._in_flight.append(batch)
-                self._log.append(LogBatch(batch.first, batch.next, encode_batch(batch.encoded)), self._stored)
+                self._measure(batch)
+                is_quiet = self._is_quiet()
+                may_block = is_quiet and len(batch.entries) == 1 and batch.bytes <= BLOCKING_BYTES_MAX
+                log_batch = LogBatch(batch.first, batch.next, encode_batch(batch.encoded))
+                self._log.append(log_batch, self._stored, may_block=may_block)
             elif self._in_flight:
                 self._in_flight[-1].entries.extend(batch.entries)
             else:
                 self._finish(batch)
+
+    def _measure(self, batch: Batch) -> None:
+        batch.dispatched_at = monotonic_seconds()
+        self._measures.batch_records.observe(len(batch.encoded))
+        self._measures.batch_bytes.observe(batch.bytes)
 
     def _stored(self, error: MillstreamError | None) -> None:
         if not self._in_flight:
@@ -152,6 +174,7 @@ class Committer:
             self._give_up(error)
             return
         self._in_flight.popleft()
+        self._measures.commit_seconds.observe(monotonic_seconds() - batch.dispatched_at)
         self.pending_bytes -= batch.bytes
         self._finish(batch)
         self._schedule()

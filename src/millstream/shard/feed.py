@@ -1,8 +1,14 @@
-"""The feed: everything that happens in a bucket, in commit order, from memory and from cold."""
+"""The feed: everything that happens in a bucket, in commit order, from memory and from cold.
+
+Cold, it goes from flush to flush: a flush's segments and notes, sorted by position. A compacted segment spans many
+flushes and is sorted by stream; one pass over it yields the messages of a window of positions, about `WINDOW_BYTES` of
+them, which serves the flushes that lie in it. So memory stays bounded, and a segment is read a few times at most.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator
 from typing import Final, NamedTuple
 
 from millstream.errors import OffsetTrimmed
@@ -10,16 +16,18 @@ from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
-from millstream.tiers.catalog import Catalog, FlushRow
+from millstream.tiers.catalog import Catalog, FlushRow, is_within
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Entry, Journals
 from millstream.tiers.manifests import decode_notes
+from millstream.tiers.segments import overlaps
 
 # However little of a journal a prefix matches, one call looks at no more than this.
 ENTRIES_SCANNED_MAX: Final = 50_000
 ITEM_OVERHEAD_BYTES: Final = 64
 COLD_CACHE_BYTES: Final = 64 << 20
+WINDOW_BYTES: Final = 32 << 20
 
 
 class FeedItem(NamedTuple):
@@ -43,6 +51,15 @@ class FeedPage(NamedTuple):
     up_to_date: bool
 
 
+class Window(NamedTuple):
+    """Every message of some compacted segments between two positions, the first included, the last not."""
+
+    numbers: frozenset[int]
+    first: int
+    until: int
+    items: list[tuple[int, FeedItem]]
+
+
 class Feed:
     def __init__(
         self,
@@ -61,6 +78,7 @@ class Feed:
         self._cold = cold
         # What flushes hold, with the incarnation each message belongs to (0 for what is no message).
         self._flushes: ByteLimitedCache[list[tuple[int, FeedItem]]] = ByteLimitedCache(COLD_CACHE_BYTES)
+        self._windows: ByteLimitedCache[Window] = ByteLimitedCache(COLD_CACHE_BYTES)
 
     @property
     def latest(self) -> int:
@@ -170,10 +188,17 @@ class Feed:
         if cached is not None:
             return cached
         items: list[tuple[int, FeedItem]] = []
+        spanning: list[tuple[int, SegmentRef]] = []
         for number in flush.segments:
             segment = self._catalog.segment(number)
             if segment is not None and segment.bucket == bucket:
-                items += await self._segment_items(number, segment)
+                if is_within(segment, flush.first_position, through):
+                    items += [item async for item in self._segment_items(number, segment, 0, through)]
+                else:
+                    spanning.append((number, segment))
+        if spanning:
+            window = await self._window(bucket, spanning, flush.first_position, through)
+            items += [pair for pair in window.items if flush.first_position <= pair[1].position < through]
         if flush.notes:
             for note in decode_notes(await self._cold.objects.get(flush.notes), flush.notes):
                 if note.bucket == bucket:
@@ -182,21 +207,51 @@ class Feed:
                         note.position, event, note.stream, offset, offset, note.at_ms, note.content_type, None
                     )
                     items.append((0, item))
-        items.sort(key=lambda pair: pair[1].position)
-        size = sum(len(item.payload or b"") + 200 for _, item in items)
-        self._flushes.put((bucket, through), items, size)
+        items.sort(key=_position_of)
+        self._flushes.put((bucket, through), items, sum(map(_size_of, items)))
         return items
 
-    async def _segment_items(self, number: int, segment: SegmentRef) -> list[tuple[int, FeedItem]]:
-        """The messages of a segment whose streams still exist."""
+    async def _window(self, bucket: str, segments: list[tuple[int, SegmentRef]], first: int, through: int) -> Window:
+        """Messages of compacted segments in order of position, from `first` up to `through` at least."""
+        numbers = frozenset(number for number, _ in segments)
+        cached = self._windows.get(bucket)
+        if cached is not None and numbers <= cached.numbers and cached.first <= first and through <= cached.until:
+            return cached
+        until = max(segment.last_position for _, segment in segments) + 1
         items: list[tuple[int, FeedItem]] = []
-        for extent in (await self._cold.footer(segment)).extents:
-            stream = self._machine.by_incarnation(extent.incarnation)
+        size = 0
+        for number, segment in segments:
+            async for pair in self._segment_items(number, segment, first, until):
+                if pair[1].position >= until:
+                    continue  # it came closer since the row group was chosen
+                items.append(pair)
+                size += _size_of(pair)
+                if size > 2 * WINDOW_BYTES:
+                    until, size = _cut(items, max(through, first), until)
+        items.sort(key=_position_of)
+        window = Window(numbers, first, until, items)
+        self._windows.put(bucket, window, size)
+        return window
+
+    async def _segment_items(
+        self, number: int, segment: SegmentRef, first: int, until: int
+    ) -> AsyncIterator[tuple[int, FeedItem]]:
+        """The messages of a segment between two positions whose streams still exist."""
+        footer = await self._cold.footer(segment)
+        group, looked_at, is_wanted = None, -1, False
+        for extent in footer.extents:
+            if extent.row_group != looked_at:
+                looked_at = extent.row_group
+                group, is_wanted = None, overlaps(footer.metadata, looked_at, first, until)
+            stream = self._machine.by_incarnation(extent.incarnation) if is_wanted else None
             if stream is None:
                 continue
-            group = await self._cold.row_group(number, extent.row_group)
-            start, stop = extent.row_start, extent.row_start + extent.rows
-            offset = extent.offset_start
+            if group is None:
+                group = await self._cold.row_group(number, looked_at, with_order=True)
+            stop = extent.row_start + extent.rows
+            start = bisect_left(group.positions, first, extent.row_start, stop)
+            stop = bisect_left(group.positions, until, start, stop)
+            offset = group.ends[start - 1] if start > extent.row_start else extent.offset_start
             for row, payload in zip(range(start, stop), group.messages(start, stop), strict=True):
                 item = FeedItem(
                     group.positions[row],
@@ -208,6 +263,26 @@ class Feed:
                     stream.content_type,
                     payload,
                 )
-                items.append((extent.incarnation, item))
+                yield extent.incarnation, item
                 offset = group.ends[row]
-        return items
+
+
+def _position_of(pair: tuple[int, FeedItem]) -> int:
+    return pair[1].position
+
+
+def _size_of(pair: tuple[int, FeedItem]) -> int:
+    return len(pair[1].payload or b"") + 200
+
+
+def _cut(items: list[tuple[int, FeedItem]], through: int, until: int) -> tuple[int, int]:
+    """Keep the messages of the lowest positions: about a window of them, and all before `through`. Returns the
+    position they now reach to, and their size."""
+    items.sort(key=_position_of)
+    size = 0
+    for index, pair in enumerate(items):
+        if size >= WINDOW_BYTES and pair[1].position >= through:
+            del items[index:]
+            return pair[1].position, size
+        size += _size_of(pair)
+    return until, size

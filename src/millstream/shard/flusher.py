@@ -23,18 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from millstream.clock import Clock
+from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError
 from millstream.log.interface import Log
+from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentRef, SegmentSealed
+from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import (
     Catalog,
     Checkpoint,
     EncodedStream,
     SealedFlush,
+    SealedReplacement,
     SealedSegment,
     encode_key,
     encode_singletons,
@@ -44,13 +46,14 @@ from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_p
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import (
-    FORMAT,
     FeedNote,
     Manifest,
     ManifestFlush,
     ManifestStream,
+    Replacement,
     encode_manifest,
     encode_notes,
+    manifest_format,
 )
 from millstream.tiers.segments import EncodedSegment, StreamRun, encode_segment
 
@@ -87,6 +90,7 @@ class _Frozen(NamedTuple):
     incarnations: set[int]
     unflushed_bytes: int
     removed_segments: list[str]
+    replaced: list[SegmentsReplaced]
     records_applied: int
 
 
@@ -130,6 +134,7 @@ class Flusher:
         self._last_flush_ms = clock.now_ms()
         self.failure: str | None = None
         self.flush_count = 0
+        self.measures = ShardMeasures()
         self._manifests_since_full = 0
         self.can_evict: Callable[[int], bool] = lambda incarnation: True
 
@@ -191,6 +196,7 @@ class Flusher:
         paths = {path for record in self._machine.sealed for path in (record.manifest, record.notes)}
         paths |= {segment.path for record in self._machine.sealed for segment in record.segments}
         paths |= {flush.notes for flush in self._sealed}
+        paths |= {segment.path for record in self._machine.replaced for segment in record.segments}
         return paths | {sealed.segment.path for flush in self._sealed for sealed in flush.segments}
 
     async def flush(self) -> int:
@@ -198,6 +204,7 @@ class Flusher:
         async with self.lock:
             if not self._has_changes():
                 return self._catalog.position
+            started = monotonic_seconds()
             await self.index_sealed()
             frozen = self._freeze()
             try:
@@ -207,6 +214,7 @@ class Flusher:
                 await self._commit(frozen)
             except BaseException:
                 self._thaw(frozen)
+                self.measures.flush_failures += 1
                 raise
             finally:
                 self._machine.removing = {}
@@ -216,6 +224,7 @@ class Flusher:
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
             self.flush_count += 1
+            self.measures.flush_seconds.observe(monotonic_seconds() - started)
             self._records_flushed = frozen.records_applied
             await self._consolidate()
             return frozen.position
@@ -236,6 +245,7 @@ class Flusher:
         incarnations, hot.unflushed = hot.unflushed, set()
         unflushed_bytes, hot.unflushed_bytes = hot.unflushed_bytes, 0
         removed_segments, self.removed_segments = self.removed_segments, []
+        replaced, machine.replaced = machine.replaced, []
         return _Frozen(
             position=position,
             first_position=first_position,
@@ -256,6 +266,7 @@ class Flusher:
             incarnations=incarnations,
             unflushed_bytes=unflushed_bytes,
             removed_segments=removed_segments,
+            replaced=replaced,
             records_applied=machine.records_applied,
         )
 
@@ -304,6 +315,7 @@ class Flusher:
         hot.unflushed |= {incarnation for incarnation in frozen.incarnations if incarnation in hot.tails}
         hot.unflushed_bytes += frozen.unflushed_bytes
         self.removed_segments += frozen.removed_segments
+        machine.replaced = frozen.replaced + machine.replaced
 
     # -- storing -------------------------------------------------------------------------------------------
 
@@ -332,7 +344,7 @@ class Flusher:
             flush = SealedFlush(frozen.position, frozen.first_position, notes, segments)
             manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
             await put(manifest, encode_manifest(self._manifest(frozen, flush)))
-        except BaseException:
+        except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
             await self._discard(written)
             raise
         return flush, manifest
@@ -345,8 +357,9 @@ class Flusher:
                 return  # the store is down; what is left there is found and removed at the next start
 
     def _manifest(self, frozen: _Frozen, flush: SealedFlush) -> Manifest:
+        replacements = [Replacement(record.replaced, record.segments) for record in frozen.replaced]
         return Manifest(
-            FORMAT,
+            manifest_format(replacements, []),
             self._shard,
             self._catalog.position,
             frozen.position,
@@ -365,6 +378,7 @@ class Flusher:
             frozen.removed,
             frozen.trimmed,
             {name.decode(): row for name, row in frozen.singletons.items()},
+            replacements,
         )
 
     async def _seal(self, frozen: _Frozen, flush: SealedFlush, manifest: str) -> None:
@@ -381,6 +395,7 @@ class Flusher:
         self._sealed.append(flush)
 
     async def _commit(self, frozen: _Frozen) -> None:
+        replacements = [await self._indexed(record) for record in frozen.replaced]
         flushes, self._sealed = self._sealed, []
         checkpoint = Checkpoint(
             frozen.position,
@@ -391,6 +406,7 @@ class Flusher:
             frozen.trimmed,
             flushes,
             self._clock.now_ms(),
+            replacements,
         )
         loop = asyncio.get_running_loop()
         try:
@@ -399,6 +415,10 @@ class Flusher:
             self._sealed = flushes + self._sealed
             raise
         await loop.run_in_executor(self.thread, self._log.trim, frozen.position)
+
+    async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
+        segments = [SealedSegment(one, (await self._cold.footer(one)).extents) for one in record.segments]
+        return SealedReplacement(record.replaced, segments)
 
     async def _delete_freed_blobs(self, frozen: _Frozen) -> None:
         for blob in frozen.freed_blobs:

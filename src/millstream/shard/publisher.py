@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import AnyRecord, Appended, SnapshotPublished, StreamCreated, StreamDeleted
+from millstream.streams.records import (
+    AnyRecord,
+    Appended,
+    SnapshotPublished,
+    StreamCreated,
+    StreamDeleted,
+    StreamTrimmed,
+)
 from millstream.streams.state import Stream
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals, Note
@@ -33,6 +40,10 @@ class Publisher:
             stream = self._machine.by_incarnation(record.stream)
             if stream is not None:
                 self._snapshot(record, position, stream)
+        elif isinstance(record, StreamTrimmed):
+            stream = self._machine.by_incarnation(record.stream)
+            if stream is not None:
+                self.trim(stream)
         if self._machine.purged:
             self._free_purged()
 

@@ -7,21 +7,23 @@ rule, so a response is the same wherever its bytes lie.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from typing import Final, NamedTuple
 
 from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import FoundExtent
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier
+from millstream.tiers.hot import HotTier, Messages
+
+EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
 
 class ReadResult(NamedTuple):
     """`messages` of a byte stream may have been joined: only JSON streams and bootstrap need them apart."""
 
-    messages: list[bytes]
+    messages: Messages
     next_offset: int
     up_to_date: bool
     closed: bool
@@ -71,7 +73,7 @@ class Reader:
         self, stream: Stream, offset: int, bytes_max: int, *, limit: int | None = None, apart: bool = False
     ) -> ReadResult:
         """The same, from wherever the messages are, up to `limit` if one is given."""
-        messages: list[bytes] = []
+        messages: list[bytes | memoryview] = []
         tail = stream.tail if limit is None else limit
         offset = min(offset, tail)
         joined = not apart and not stream.is_json
@@ -88,19 +90,19 @@ class Reader:
                 if messages:
                     break
                 raise Corrupt(f"stream {stream.key} lacks its messages from offset {offset}")
-            messages = messages + run.messages if messages else run.messages
+            messages += run.messages
             bytes_max -= run.end - run.start
             offset = run.end
             if bytes_max <= 0:
                 break
         return ReadResult(messages, offset, offset == tail, stream.closed and offset == stream.tail)
 
-    def cut(self, stream: Stream, offset: int, tail: int) -> list[list[bytes] | ColdPiece]:
+    def cut(self, stream: Stream, offset: int, tail: int) -> list[Messages | ColdPiece]:
         """Where everything between two offsets lies at this moment: hot messages themselves, cold ones by place.
 
         Whatever is trimmed or deleted later, `fetch` still finds it: cold objects outlive what refers to them.
         """
-        pieces: list[list[bytes] | ColdPiece] = []
+        pieces: list[Messages | ColdPiece] = []
         while offset < tail:
             owner, bound = self._owner(stream, offset)
             bound = min(bound, tail)
@@ -114,8 +116,10 @@ class Reader:
                 offset = min(extent.row.offset_end, bound)
         return pieces
 
-    async def fetch(self, piece: list[bytes] | ColdPiece) -> list[bytes]:
-        return piece if isinstance(piece, list) else await self._cold.messages(piece.extent, piece.offset, piece.bound)
+    async def fetch(self, piece: Messages | ColdPiece) -> Messages:
+        if isinstance(piece, ColdPiece):
+            return await self._cold.messages(piece.extent, piece.offset, piece.bound)
+        return piece
 
     def _owner(self, stream: Stream, offset: int) -> tuple[Stream, int]:
         """Whose message comes next after this offset, and up to where that one's messages count."""
@@ -146,7 +150,7 @@ class Reader:
         if survey is not None:
             return survey
         owner, bound = self._owner(stream, offset)
-        rows = await self._cold.rows_at(owner.incarnation, offset)
+        rows = await self._cold.rows_at(owner.incarnation, offset, with_order=True)
         is_boundary = offset == rows.extent.offset_start or offset in rows.group.ends[rows.first : rows.stop]
         first = bisect_right(rows.group.ends, offset, rows.first, rows.stop)
         position = rows.group.positions[first]
@@ -159,8 +163,33 @@ class Reader:
             end = rows.group.ends[rows.stop - 1]
             if stop < rows.stop or end >= bound or self._is_hot_in(owner, end):
                 return Survey(is_boundary, _up_to(messages, offset, bound))
-            rows = await self._cold.rows_at(owner.incarnation, end)
+            rows = await self._cold.rows_at(owner.incarnation, end, with_order=True)
             first = rows.first
+
+    def hot_boundary(self, stream: Stream, offset: int) -> int:
+        """The last boundary up to an offset, among what is in memory; the earliest offset if none of it is."""
+        tail = self._hot.tails.get(stream.incarnation)
+        return stream.earliest if tail is None else tail.message_start(bisect_right(tail.ends, offset))
+
+    def oldest_since(self, stream: Stream, at_ms: int, limit: int) -> int:
+        """A boundary up to `limit` before which all messages are older than a time. Of cold ones only the time of
+        their segment is known, so some older ones may lie behind it. What a fork shares with its source stays."""
+        offset = stream.earliest
+        for _ in range(EXTENTS_LOOKED_AT_MAX):
+            if offset >= limit:
+                return limit
+            owner, _ = self._owner(stream, offset)
+            if owner is not stream:
+                break
+            if self._is_hot_in(stream, offset):
+                tail = self._hot.tails[stream.incarnation]
+                first = bisect_left(tail.times, at_ms, bisect_right(tail.ends, offset))
+                return min(tail.message_start(first), limit)
+            extent = self._cold.extent_at(stream.incarnation, offset)
+            if self._cold.last_at_ms(extent) >= at_ms:
+                break
+            offset = extent.row.offset_end
+        return offset
 
     def resolve_fork(self, source: Stream, offset: int, sub_offset: int, survey: Survey) -> tuple[int, list[bytes]]:
         """The boundary a fork shares its source up to, and the message that starts it if one is cut in two.

@@ -52,15 +52,16 @@ class Reclaimer:
         self._machine = machine
         self._clock = clock
         self._grace_seconds = grace_seconds
+        # Whether what a crash left behind is gone.
+        self.is_tidy = False
 
     async def run_forever(self) -> None:
-        is_tidy = False
         while True:
             try:
                 if self._committer.failure is None:
-                    if not is_tidy:
+                    if not self.is_tidy:
                         await self._remove_leftovers()
-                        is_tidy = True
+                        self.is_tidy = True
                     await self.reclaim()
             except MillstreamError as error:
                 logger.warning("space could not be reclaimed, next try in %.0f s: %s", ROUND_SECONDS, error)
@@ -107,4 +108,5 @@ class Reclaimer:
             await loop.run_in_executor(None, self._catalog.forget_segment, number)
         for path in paths:
             await self._cold.objects.delete(path)
+        self._flusher.measures.segments_reclaimed += len(numbers)
         return len(numbers)

@@ -12,9 +12,24 @@ from typing import Final, NamedTuple
 
 from millstream.errors import Corrupt, NotFound
 from millstream.streams.records import SegmentRef
-from millstream.tiers.catalog import Catalog, Checkpoint, EncodedStream, SealedFlush, SealedSegment
+from millstream.tiers.catalog import (
+    Catalog,
+    Checkpoint,
+    EncodedStream,
+    SealedFlush,
+    SealedReplacement,
+    SealedSegment,
+)
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestHead, decode_manifest, longest_chain
+from millstream.tiers.manifests import (
+    ColdView,
+    Manifest,
+    ManifestFlush,
+    ManifestHead,
+    Replacement,
+    decode_manifest,
+    longest_chain,
+)
 
 FOOTERS_AT_ONCE: Final = 16
 
@@ -43,6 +58,8 @@ async def restore(
     for head in chain:
         manifest = await load_manifest(cold, head.path)
         removed.update(manifest.removed_segments)
+        for replacement in manifest.replacements:
+            removed.update(replacement.replaced)
     segments = 0
     parts: list[Manifest] = []
     for count, head in enumerate(chain, 1):
@@ -52,10 +69,11 @@ async def restore(
             on_progress(count, len(chain))
             continue  # a full manifest counts when all its parts are there
         flushes = [await sealed_flush(cold, flush, removed) for flush in manifest.flushes]
-        segments += sum(len(flush.segments) for flush in flushes)
+        replacements = [await sealed_replacement(cold, one, removed) for one in manifest.replacements]
+        segments += sum(len(flush.segments) for flush in flushes) + sum(len(one.segments) for one in replacements)
         for part in parts[:-1]:
-            catalog.write(checkpoint_of(part, [], now_ms, position=1))
-        catalog.write(checkpoint_of(manifest, flushes, now_ms, position=manifest.through))
+            catalog.write(checkpoint_of(part, [], [], now_ms, position=1))
+        catalog.write(checkpoint_of(manifest, flushes, replacements, now_ms, position=manifest.through))
         parts.clear()
         on_progress(count, len(chain))
     catalog.drop_dead_extents(now_ms)
@@ -77,14 +95,15 @@ async def chains_of(cold: ColdTier) -> list[ManifestHead]:
 
 async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[SegmentRef]:
     """The segments that the chain names and has not removed again, in order of position."""
-    segments: dict[str, SegmentRef] = {}
+    view = await cold_view(cold, chain)
+    return sorted(view.segments.values(), key=lambda segment: segment.first_position)
+
+
+async def cold_view(cold: ColdTier, chain: list[ManifestHead]) -> ColdView:
+    view = ColdView()
     for head in chain:
-        manifest = await load_manifest(cold, head.path)
-        for flush in manifest.flushes:
-            segments.update({segment.path: segment for segment in flush.segments})
-        for path in manifest.removed_segments:
-            segments.pop(path, None)
-    return sorted(segments.values(), key=lambda segment: segment.first_position)
+        view.add(await load_manifest(cold, head.path))
+    return view
 
 
 async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
@@ -111,6 +130,15 @@ async def load_manifest(cold: ColdTier, path: str) -> Manifest:
 
 
 async def sealed_flush(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
+    return SealedFlush(flush.through, flush.first, flush.notes, await _indexed(cold, flush.segments, removed))
+
+
+async def sealed_replacement(cold: ColdTier, replacement: Replacement, removed: set[str]) -> SealedReplacement:
+    return SealedReplacement(replacement.replaced, await _indexed(cold, replacement.segments, removed))
+
+
+async def _indexed(cold: ColdTier, segments: list[SegmentRef], removed: set[str]) -> list[SealedSegment]:
+    """The segments that still count, each with its index."""
     gate = asyncio.Semaphore(FOOTERS_AT_ONCE)
 
     async def index(segment: SegmentRef) -> SealedSegment:
@@ -123,11 +151,17 @@ async def sealed_flush(cold: ColdTier, flush: ManifestFlush, removed: set[str]) 
                     hint="restore the object from a backup of the store; without it messages would be missing",
                 ) from None
 
-    kept = [segment for segment in flush.segments if segment.path not in removed]
-    return SealedFlush(flush.through, flush.first, flush.notes, await asyncio.gather(*map(index, kept)))
+    return await asyncio.gather(*(index(segment) for segment in segments if segment.path not in removed))
 
 
-def checkpoint_of(manifest: Manifest, flushes: list[SealedFlush], now_ms: int, *, position: int) -> Checkpoint:
+def checkpoint_of(
+    manifest: Manifest,
+    flushes: list[SealedFlush],
+    replacements: list[SealedReplacement],
+    now_ms: int,
+    *,
+    position: int,
+) -> Checkpoint:
     return Checkpoint(
         position,
         [
@@ -140,4 +174,5 @@ def checkpoint_of(manifest: Manifest, flushes: list[SealedFlush], now_ms: int, *
         manifest.trimmed,
         flushes,
         now_ms,
+        replacements,
     )

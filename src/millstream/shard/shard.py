@@ -16,12 +16,14 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from millstream.clock import Clock
+from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
 from millstream.log.interface import Log, LogBatch
+from millstream.measures import ShardMeasures
 from millstream.protocol.keys import StreamKey
 from millstream.shard.catalog_follower import CatalogFollower
 from millstream.shard.committer import Batch, Committer, Reply
+from millstream.shard.compaction import Compaction
 from millstream.shard.feed import Feed
 from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listing import Listing
@@ -36,12 +38,14 @@ from millstream.streams.records import (
     AnyRecord,
     Appended,
     SecretsCreated,
+    SegmentRef,
     SegmentSealed,
     SnapshotPublished,
     SnapshotRef,
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
     decode_batch,
     span,
 )
@@ -56,6 +60,11 @@ logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
 WAKE_SLICE: Final = 64
+ALIVE_SLICE: Final = 256
+# Live readers of one stream that hear of an append before its writer does; more of them hear after it.
+WAKE_FIRST_MAX: Final = 8
+# Reads between two batches that leave the loop free enough to wait for the disk itself.
+QUIET_READS_MAX: Final = 8
 BACKPRESSURE_SHOWN_MS: Final = 5_000
 START_OVER: Final = object()
 
@@ -92,9 +101,11 @@ class Shard:
         reclaim_grace_seconds: float,
         number: int = 0,
         leftover_age_seconds: float = 0.0,
+        measures: ShardMeasures | None = None,
     ) -> None:
         self.number = number
         self.clock = clock
+        self.measures = measures or ShardMeasures()
         self._log = log
         self._catalog = catalog
         self.hot_bytes_max = hot_bytes_max
@@ -106,8 +117,12 @@ class Shard:
         self.blobs = blobs
         self._publisher = Publisher(self.machine, self.hot, self.journals)
         recovered = recover(log, catalog, self.machine, self._publisher)
+        self.hot.published_bytes = self.hot.published_messages = 0  # what is replayed was counted when it came
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
-        self.committer = Committer(log, recovered.next_position, self._apply_batch, self._undo_batch)
+        self.committer = Committer(
+            log, recovered.next_position, self._apply_batch, self._undo_batch, self._is_quiet, self.measures
+        )
+        self._reads = 0
         self.reader = Reader(self.machine, self.hot, cold)
         self.listing = Listing(self.machine, catalog)
         self.names = Names()
@@ -127,6 +142,7 @@ class Shard:
         )
         self.catalog_follower = CatalogFollower(self.machine, self.hot, catalog, cold, self.flusher, clock)
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
+        self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(
             catalog,
             cold,
@@ -139,12 +155,16 @@ class Shard:
             number,
             leftover_age_seconds,
         )
+        self.compaction = Compaction(
+            self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy, number
+        )
         # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.
         self.is_current: Callable[[], bool] = lambda: True
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
         self._changed: dict[int, Stream] = {}
-        self._woken: deque[tuple[Topic, Listener]] = deque()
+        self._woken: deque[tuple[Topic, Listener, float]] = deque()
+        self._changed_at = 0.0
         self._is_waking = False
         self._refused_at_ms = 0
         self._touched: dict[int, int] = {}
@@ -171,6 +191,7 @@ class Shard:
             loop.create_task(self._tick_forever()),
             loop.create_task(self.flusher.run_forever()),
             loop.create_task(self._reclaimer.run_forever()),
+            loop.create_task(self.compaction.sweep_forever()),
         ]
 
     async def lead(self, *fence: AnyRecord) -> None:
@@ -203,17 +224,21 @@ class Shard:
             if isinstance(one, SegmentSealed):
                 self.catalog_follower.sealed(position)
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_seconds: float | None = None) -> None:
         """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
         await self.catalog_follower.stop()
         for task in (*self._tasks, *self._errands):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
+        await self.compaction.stop()
         try:
             if self.committer.failure is None:
                 self._flush_touches()
                 await self.committer.drain()
-                await self.flusher.flush()
+                async with asyncio.timeout(timeout_seconds):
+                    await self.flusher.flush()
+        except TimeoutError:
+            logger.warning("the last flush took too long and is given up; the log keeps everything")
         except Exception as error:
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
@@ -247,6 +272,7 @@ class Shard:
     def _backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
         self._refused_at_ms = self.clock.now_ms()
+        self.measures.backpressure_refusals += 1
         reason = self.backpressure_reason()
         return Unavailable(
             f"the memory for recent messages is used up: {reason}",
@@ -257,6 +283,21 @@ class Shard:
 
     def cold_totals(self) -> ColdTotals:
         return self._catalog.cold_totals()
+
+    def cold_segments(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+        """The first position that is not cold, and the bucket's segments before it that reach beyond `after`."""
+        return self._catalog.segments_of(bucket, after)
+
+    async def alive(self, bucket: str, incarnations: list[int]) -> list[tuple[int, int]]:
+        """Those of the incarnations that still count, each with the offset before which nothing of it does."""
+        found: list[tuple[int, int]] = []
+        for count, incarnation in enumerate(incarnations, 1):
+            stream = self.machine.peek(incarnation)
+            if stream is not None and stream.key.bucket == bucket:
+                found.append((incarnation, 0 if stream.forks else stream.earliest))
+            if count % ALIVE_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
 
     def backpressure_reason(self) -> str | None:
         """Why writers are being refused; None if lately none was, or there is room again."""
@@ -411,9 +452,20 @@ class Shard:
         self.alone(("bucket", name), action, reply)
 
     def publish_snapshot(
-        self, key: StreamKey, offset: int, content_type: str, upload: Upload, reply: Reply, *, trims: bool = True
+        self,
+        key: StreamKey,
+        offset: int,
+        content_type: str,
+        upload: Upload,
+        reply: Reply,
+        *,
+        trims: bool = True,
+        incarnation: int | None = None,
     ) -> None:
-        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile."""
+        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile.
+
+        With an incarnation, only if the stream of that name is still that one.
+        """
         name = ""
 
         def finish(outcome: object) -> None:
@@ -437,6 +489,8 @@ class Shard:
 
         def publish(done: Reply) -> None:
             stream = self.get(key)
+            if incarnation not in (None, stream.incarnation):
+                raise NotFound(f"stream {key} was deleted and made anew meanwhile")
             self.machine.check_snapshot(stream, offset)
             snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
             record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
@@ -449,6 +503,10 @@ class Shard:
             return
         name = self.blobs.new_name(key, offset, self.clock.random_bytes(8))
         self.errand(store(), durable)
+
+    def trim(self, stream: Stream, offset: int, reply: Reply) -> None:
+        """Give up what lies before a message boundary; the reply gets None or an error."""
+        self.submit(StreamTrimmed(stream.incarnation, self.clock.now_ms(), offset), reply)
 
     def errand(
         self, work: Coroutine[Any, Any, None], done: Callable[[MillstreamError | None], None] | None = None
@@ -508,12 +566,14 @@ class Shard:
 
     def _apply_batch(self, batch: Batch) -> None:
         changed: dict[int, Stream] = {}
+        appends = 0
         apply, publisher = self.machine.apply, self._publisher
         for record, position, _, _ in batch.entries:
             if record is None:
                 continue
             stream = apply(record, position)
             if type(record) is Appended:
+                appends += 1
                 if stream is not None:
                     publisher.appended(record, position, stream)
             else:
@@ -522,7 +582,12 @@ class Shard:
                     self._watch_deadline(stream)
             if stream is not None:
                 changed[stream.incarnation] = stream
+        self.measures.appends += appends
         if changed:
+            if len(changed) == 1 and self._listeners:
+                self._wake_few(next(iter(changed)))
+            if not self._changed:
+                self._changed_at = monotonic_seconds()
             self._changed |= changed
             if not self._is_waking:
                 self._is_waking = True
@@ -554,6 +619,7 @@ class Shard:
 
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
         """What is in memory beyond an offset; only where `is_hot`."""
+        self._reads += 1
         return self.reader.read(stream, offset, bytes_max)
 
     def touch(self, stream: Stream) -> None:
@@ -601,25 +667,43 @@ class Shard:
     def listener_count(self, topic: Topic) -> int:
         return len(self._listeners.get(topic, ()))
 
+    def _is_quiet(self) -> bool:
+        reads, self._reads = self._reads, 0
+        return reads <= QUIET_READS_MAX
+
+    def _wake_few(self, incarnation: int) -> None:
+        """Followers of one busy stream, if they are few, need not wait for the writer's answer.
+
+        They are woken again with everybody else, and then have nothing left to send.
+        """
+        listeners = self._listeners.get(incarnation, ())
+        if len(listeners) <= WAKE_FIRST_MAX:
+            for listener in tuple(listeners):
+                self._wake_one(listener)
+
+    @staticmethod
+    def _wake_one(listener: Listener) -> None:
+        try:
+            listener.wake()
+        except Exception:
+            # One reader's failure is not another's, nor the writer's.
+            logger.exception("a live reader failed")
+
     def _wake(self) -> None:
         """Tell live readers what has changed: after the writers have their answers, and not all readers at once."""
         changed, self._changed = self._changed, {}
         if self._listeners:
             for topic in [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]:
-                self._woken.extend((topic, listener) for listener in self._listeners.get(topic, ()))
+                self._woken.extend((topic, listener, self._changed_at) for listener in self._listeners.get(topic, ()))
         self.on_committed(list(changed.values()))
         self._wake_slice()
 
     def _wake_slice(self) -> None:
         for _ in range(min(WAKE_SLICE, len(self._woken))):
-            topic, listener = self._woken.popleft()
-            if listener not in self._listeners.get(topic, ()):
-                continue  # it has had its answer meanwhile
-            try:
-                listener.wake()
-            except Exception:
-                # One reader's failure is not another's, nor the writer's.
-                logger.exception("a live reader failed")
+            topic, listener, since = self._woken.popleft()
+            if listener in self._listeners.get(topic, ()):  # otherwise it has had its answer meanwhile
+                self._wake_one(listener)
+                self.measures.wake_seconds.observe(monotonic_seconds() - since)
         if self._woken or self._changed:
             asyncio.get_running_loop().call_soon(self._wake if self._changed else self._wake_slice)
         else:

@@ -25,7 +25,15 @@ from millstream.protocol.offsets import OFFSET_MAX, format_offset
 from millstream.protocol.producers import ProducerState, is_duplicate
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
 from millstream.streams.namespace import Namespace
-from millstream.streams.records import Appended, BucketCreated, BucketDeleted, ForkPoint, StreamCreated, StreamDeleted
+from millstream.streams.records import (
+    Appended,
+    BucketCreated,
+    BucketDeleted,
+    ForkPoint,
+    SnapshotRef,
+    StreamCreated,
+    StreamDeleted,
+)
 from millstream.streams.state import Ahead, Stream
 
 
@@ -161,7 +169,7 @@ class Checks(Namespace):
                     earliest=source.earliest,
                 )
             offset, prefix = resolve_fork(source, requested, command.fork.sub_offset)
-            earliest, snapshot = source.earliest, source.snapshot
+            earliest, snapshot = source.earliest, self._inherited_snapshot(source, offset)
             fork = ForkPoint(source.incarnation, offset, requested, command.fork.sub_offset)
             content_type = content_type or source.content_type
             expiry = self._inherited_expiry(expiry, source)
@@ -238,6 +246,19 @@ class Checks(Namespace):
                 code="content_type_mismatch",
             )
         return source
+
+    @staticmethod
+    def _inherited_snapshot(source: Stream, offset: int) -> SnapshotRef | None:
+        """The source's snapshot, unless it tells of what comes after the fork point; trimmed history needs one."""
+        snapshot = source.snapshot
+        if snapshot is None or snapshot.offset <= offset:
+            return snapshot
+        if source.earliest:
+            raise OffsetTrimmed(
+                f"the source {source.key} no longer holds its beginning, and its snapshot lies beyond the fork point",
+                earliest=snapshot.offset,
+            )
+        return None
 
     @staticmethod
     def _inherited_expiry(asked: Expiry, source: Stream) -> Expiry:

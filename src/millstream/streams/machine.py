@@ -21,10 +21,12 @@ from millstream.streams.records import (
     LeaderStarted,
     SecretsCreated,
     SegmentSealed,
+    SegmentsReplaced,
     SnapshotPublished,
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
     SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionDeleted,
@@ -45,6 +47,8 @@ class StateMachine(Checks):
         # Before this position everything is cold; `sealed` are the segments the catalog does not list yet.
         self.flushed = 1
         self.sealed: list[SegmentSealed] = []
+        # Compactions the catalog does not reflect yet.
+        self.replaced: list[SegmentsReplaced] = []
         self.records_applied = 0
         self._effects: dict[type[AnyRecord], Callable[..., Stream | None]] = {
             Appended: self._appended,
@@ -60,6 +64,8 @@ class StateMachine(Checks):
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
             LeaderStarted: self._leader_started,
+            SegmentsReplaced: self._segments_replaced,
+            StreamTrimmed: self._stream_trimmed,
         }
 
     def apply(self, record: AnyRecord, position: int) -> Stream | None:
@@ -183,6 +189,13 @@ class StateMachine(Checks):
         stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
         return stream
 
+    def _stream_trimmed(self, record: StreamTrimmed, position: int) -> Stream | None:
+        stream = self.by_incarnation(record.stream)
+        if stream is not None and record.earliest > stream.earliest:
+            self._change(stream)
+            stream.earliest = record.earliest
+        return stream
+
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:
         for incarnation, at_ms in record.accessed.items():
             stream = self.by_incarnation(incarnation)
@@ -203,6 +216,9 @@ class StateMachine(Checks):
 
     def _leader_started(self, record: LeaderStarted, position: int) -> None:
         self.records_applied -= 1  # it fences the log and changes no state
+
+    def _segments_replaced(self, record: SegmentsReplaced, position: int) -> None:
+        self.replaced.append(record)
 
     def _secrets_created(self, record: SecretsCreated, position: int) -> None:
         self.secrets = record

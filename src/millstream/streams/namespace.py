@@ -64,6 +64,13 @@ class Namespace:
     def if_resident(self, incarnation: int) -> Stream | None:
         return self._by_incarnation.get(incarnation)
 
+    def peek(self, incarnation: int) -> Stream | None:
+        """The same as `by_incarnation` for whoever only looks: what is not in memory stays out of it."""
+        stream = self._by_incarnation.get(incarnation)
+        if stream is not None or incarnation in self.removed or incarnation in self.removing:
+            return stream
+        return self._source.load_incarnation(incarnation)
+
     def unsaved(self) -> Iterator[Stream]:
         """Streams that changed since the catalog was last written; some may not be in it at all."""
         yield from self.dirty.values()

@@ -198,6 +198,22 @@ class SegmentSealed(Record, frozen=True, tag=12):
     segments: list[SegmentRef]
 
 
+class SegmentsReplaced(Record, frozen=True, tag=13):
+    """The live messages of the segments at these paths are in new segments from now on."""
+
+    at_ms: int
+    replaced: list[str]
+    segments: list[SegmentRef]
+
+
+class StreamTrimmed(Record, frozen=True, tag=14):
+    """What came before `earliest`, a message boundary, is given up."""
+
+    stream: int
+    at_ms: int
+    earliest: int
+
+
 class LeaderStarted(Record, frozen=True, tag=20):
     """A node begins to lead the shard: everything before this is its predecessors', and they can add nothing more."""
 
@@ -219,6 +235,8 @@ AnyRecord = (
     | SubscriptionChanged
     | SnapshotPublished
     | SegmentSealed
+    | SegmentsReplaced
+    | StreamTrimmed
     | LeaderStarted
 )
 

@@ -20,7 +20,7 @@ added at the end, with a default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +36,7 @@ from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, Sn
 from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
 from millstream.streams.subscriptions import Link, Subscription
 from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
-from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream
+from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream, Replacement, manifest_format
 from millstream.tiers.segments import Extent
 
 FORMAT: Final = 1
@@ -116,6 +116,20 @@ class SealedFlush(NamedTuple):
     segments: list[SealedSegment]
 
 
+class SealedReplacement(NamedTuple):
+    """A compaction on its way into the catalog: the paths it replaces, the new segments with their indexes."""
+
+    replaced: list[str]
+    segments: list[SealedSegment]
+
+
+class Kept(NamedTuple):
+    """What counts of a stream: its messages that end beyond `earliest`."""
+
+    earliest: int
+    content_type: str
+
+
 class ColdTotals(NamedTuple):
     segments: int
     payload_bytes: int
@@ -156,6 +170,7 @@ class Checkpoint(NamedTuple):
     trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
     flushes: list[SealedFlush]
     now_ms: int
+    replacements: Sequence[SealedReplacement] = ()
 
 
 def _u32(number: int) -> bytes:
@@ -331,13 +346,15 @@ class Catalog:
                     transaction.put(stream.incarnation, stream.name, db=self._expiring)
             for name, row in checkpoint.singletons.items():
                 transaction.put(name, row, db=self._singletons)
+            # Last: which of the new segments' messages are alive is a question to the rows as they are now.
+            for replacement in checkpoint.replacements:
+                self._replace(transaction, replacement, checkpoint.now_ms)
             transaction.put(b"format", str(FORMAT).encode(), db=self._meta)
             transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
         self.position = checkpoint.position
 
     def _add_flush(self, transaction: Any, flush: SealedFlush) -> None:
-        with transaction.cursor(db=self._segments) as cursor:
-            number = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+        number = self._last_segment(transaction)
         numbers = []
         for segment, extents in flush.segments:
             number += 1
@@ -350,6 +367,91 @@ class Catalog:
                 transaction.put(key, _ENCODER.encode(where), db=self._extents)
         row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)
         transaction.put(_u64(flush.through), _ENCODER.encode(row_of_flush), db=self._flushes)
+
+    def _last_segment(self, transaction: Any) -> int:
+        with transaction.cursor(db=self._segments) as cursor:
+            return int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+
+    def _replace(self, transaction: Any, replacement: SealedReplacement, now_ms: int) -> None:
+        """Let new segments stand for old ones, which are dead from then on."""
+        wanted = set(replacement.replaced)
+        old: dict[int, SegmentRef] = {}
+        if wanted:
+            for key, data in transaction.cursor(db=self._segments):
+                segment = _SEGMENT.decode(data).segment
+                if segment.path in wanted:
+                    old[int.from_bytes(key, "big")] = segment
+        number = self._last_segment(transaction)
+        new: dict[int, SegmentRef] = {}
+        for segment, extents in replacement.segments:
+            number += 1
+            new[number] = segment
+            live_bytes = self._index_replacement(transaction, number, extents, set(old))
+            row = SegmentRow(segment, live_bytes)
+            transaction.put(_u32(number), _ENCODER.encode(row), db=self._segments)
+            if live_bytes == 0:
+                transaction.put(_u32(number), str(now_ms).encode(), db=self._dead)
+        self._relink_flushes(transaction, old, new)
+        for key, segment in old.items():
+            transaction.put(_u32(key), _ENCODER.encode(SegmentRow(segment, 0)), db=self._segments)
+            transaction.put(_u32(key), str(now_ms).encode(), db=self._dead)
+
+    def _index_replacement(self, transaction: Any, number: int, extents: list[Extent], old: set[int]) -> int:
+        """Point the index at a compacted segment wherever its messages are alive; returns how many bytes that is."""
+        live_bytes = 0
+        incarnation, kept = -1, None
+        with transaction.cursor(db=self._extents) as cursor:
+            for extent in extents:
+                if extent.incarnation != incarnation:
+                    incarnation = extent.incarnation
+                    kept = self._kept(transaction, _u64(incarnation))
+                if old:
+                    _drop_old(cursor, extent, old)
+                if kept is None or extent.offset_end <= kept.earliest:
+                    continue
+                where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
+                key = _u64(incarnation) + _u64(extent.offset_start)
+                transaction.put(key, _ENCODER.encode(where), db=self._extents)
+                live_bytes += extent.offset_end - extent.offset_start
+        return live_bytes
+
+    def _kept(self, transaction: Any, incarnation: bytes) -> Kept | None:
+        """From which offset on an incarnation's messages count; None if it is gone."""
+        name = transaction.get(incarnation, db=self._incarnations)
+        data = transaction.get(name, db=self._streams) if name is not None else None
+        if data is None:
+            return None
+        row = _STREAM.decode(data)
+        if row.incarnation != int.from_bytes(incarnation, "big"):
+            return None
+        return Kept(0 if row.forks else row.earliest, row.content_type)
+
+    def kept(self, incarnation: int) -> Kept | None:
+        """The same, for those who want to know what is alive."""
+        with self._environment.begin() as transaction:
+            return self._kept(transaction, _u64(incarnation))
+
+    def _relink_flushes(self, transaction: Any, old: dict[int, SegmentRef], new: dict[int, SegmentRef]) -> None:
+        """A compacted segment belongs to every flush whose positions it overlaps: there the feed looks for it."""
+        affected = [*old.values(), *new.values()]
+        if not affected:
+            return
+        last = max(segment.last_position for segment in affected)
+        with transaction.cursor(db=self._flushes) as cursor:
+            found = cursor.set_range(_u64(min(segment.first_position for segment in affected) + 1))
+            while found:
+                through, flush = int.from_bytes(cursor.key(), "big"), _FLUSH.decode(cursor.value())
+                if flush.first_position > last:
+                    return
+                numbers = [number for number in flush.segments if number not in old]
+                numbers += [
+                    number
+                    for number, segment in new.items()
+                    if segment.first_position < through and segment.last_position >= flush.first_position
+                ]
+                row = FlushRow(flush.first_position, flush.notes, numbers)
+                cursor.put(cursor.key(), _ENCODER.encode(row))
+                found = cursor.next()
 
     def _drop_extents(self, transaction: Any, incarnation: bytes, before: int | None, now_ms: int) -> None:
         """Forget an incarnation's cold messages, or those before an offset; note segments that die of it."""
@@ -378,11 +480,19 @@ class Catalog:
             position = int(transaction.get(b"position", b"1", db=self._meta))
             segments = {number: _SEGMENT.decode(data).segment for number, data in transaction.cursor(db=self._segments)}
             flushes = []
+            compacted: dict[str, SegmentRef] = {}
+            unlisted = {segment.path for segment in segments.values()}
             for through, data in transaction.cursor(db=self._flushes):
                 flush = _FLUSH.decode(data)
-                kept = [segments[_u32(number)] for number in flush.segments if _u32(number) in segments]
                 at = int.from_bytes(through, "big")
+                listed = [segments[_u32(number)] for number in flush.segments if _u32(number) in segments]
+                unlisted.difference_update(segment.path for segment in listed)
+                kept = [one for one in listed if is_within(one, flush.first_position, at)]
+                compacted.update({one.path: one for one in listed if not is_within(one, flush.first_position, at)})
                 flushes.append(ManifestFlush(flush.first_position, at, flush.notes, kept))
+            replacements = [Replacement([], list(compacted.values()))] if compacted else []
+            retired = sorted(unlisted)
+            written_as = manifest_format(replacements, retired)
             singletons = {name.decode(): bytes(row) for name, row in transaction.cursor(db=self._singletons)}
             part = 1
             rows: list[ManifestStream] = []
@@ -393,7 +503,23 @@ class Catalog:
                 if len(rows) == rows_per_part:
                     yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], rows, [], [], {})
                     part, rows = part + 1, []
-            yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, part, flushes, [], rows, [], [], singletons)
+            yield Manifest(
+                written_as,
+                shard,
+                0,
+                position,
+                0,
+                part,
+                part,
+                flushes,
+                [],
+                rows,
+                [],
+                [],
+                singletons,
+                replacements,
+                retired,
+            )
 
     def drop_dead_extents(self, now_ms: int) -> None:
         """Forget cold messages of incarnations that are gone and before earliest offsets: footers still list them."""
@@ -436,10 +562,25 @@ class Catalog:
             data = transaction.get(_u32(number))
             return _SEGMENT.decode(data).segment if data is not None else None
 
+    def extent_of(self, incarnation: int, offset_start: int) -> ExtentRow | None:
+        """The extent that starts exactly there."""
+        with self._environment.begin(db=self._extents) as transaction:
+            data = transaction.get(_u64(incarnation) + _u64(offset_start))
+            return _EXTENT.decode(data) if data is not None else None
+
     def segments(self) -> Iterator[tuple[int, SegmentRow]]:
         with self._environment.begin(db=self._segments) as transaction, transaction.cursor() as cursor:
             for number, data in cursor:
                 yield int.from_bytes(number, "big"), _SEGMENT.decode(data)
+
+    def segments_of(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+        """The catalog's position and, as of it, the bucket's segments that reach beyond another."""
+        with self._environment.begin() as transaction:
+            position = int(transaction.get(b"position", b"1", db=self._meta))
+            rows = (_SEGMENT.decode(data) for _, data in transaction.cursor(db=self._segments))
+            # Those with nothing alive in them are dead, or were replaced by compaction: their messages are elsewhere.
+            live = (row.segment for row in rows if row.live_bytes > 0)
+            return position, [segment for segment in live if segment.bucket == bucket and segment.last_position > after]
 
     def cold_totals(self) -> ColdTotals:
         count = payload = stored = 0
@@ -460,6 +601,12 @@ class Catalog:
             for through, data in cursor:
                 yield int.from_bytes(through, "big"), _FLUSH.decode(data)
 
+    def retired(self) -> set[int]:
+        """The segments that were replaced and wait for their deletion: no flush lists them any more."""
+        listed = {number for _, flush in self.flushes() for number in flush.segments}
+        with self._environment.begin(db=self._dead) as transaction, transaction.cursor() as cursor:
+            return {int.from_bytes(number, "big") for number, _ in cursor} - listed
+
     def dead_segments(self, noticed_before_ms: int) -> list[int]:
         with self._environment.begin(db=self._dead) as transaction, transaction.cursor() as cursor:
             return [int.from_bytes(number, "big") for number, at in cursor if int(at) <= noticed_before_ms]
@@ -471,6 +618,21 @@ class Catalog:
 
     def close(self) -> None:
         self._environment.close()
+
+
+def is_within(segment: SegmentRef, first: int, through: int) -> bool:
+    """Whether all of a segment lies in a flush; a compacted one may not."""
+    return first <= segment.first_position and segment.last_position < through
+
+
+def _drop_old(cursor: Any, extent: Extent, old: set[int]) -> None:
+    """Forget the extents of replaced segments that a new one covers, one that starts before it included."""
+    prefix = _u64(extent.incarnation)
+    start = prefix + _u64(extent.offset_start)
+    is_before = cursor.prev() if cursor.set_range(start) else cursor.last()
+    found = is_before if is_before and cursor.key().startswith(prefix) else cursor.set_range(start)
+    while found and cursor.key().startswith(prefix) and cursor.key() < prefix + _u64(extent.offset_end):
+        found = cursor.delete() if _EXTENT.decode(cursor.value()).segment in old else cursor.next()
 
 
 def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:

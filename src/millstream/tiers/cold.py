@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
@@ -32,17 +32,29 @@ from millstream.tiers.segments import (
     RowGroup,
     decode_footer,
     decode_row_group,
+    read_row_group,
     row_group_range,
 )
 
-DECODING_THREADS: Final = 2
+READING_THREADS: Final = 4
 GROUPS_AHEAD: Final = 3
+COMPACTED: Final = "-compacted.parquet"  # how the names of segments end that a compaction wrote
 FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 
 def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
     day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
     return f"segments/bucket={quote(bucket, safe='')}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
+
+
+def bucket_of_path(path: str) -> str | None:
+    """The bucket whose segment lies at a path; None if it is no segment's."""
+    _, marker, rest = path.partition("segments/bucket=")
+    return unquote(rest.partition("/")[0]) if marker else None
+
+
+def compacted_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
+    return segment_path(bucket, at_ms, shard, position, random).removesuffix(".parquet") + COMPACTED
 
 
 def manifest_path(shard: int, position: int, random: bytes) -> str:
@@ -75,7 +87,7 @@ class ColdTier:
         self._groups: ByteLimitedCache[RowGroup] = ByteLimitedCache(cache_bytes)
         self._footers: ByteLimitedCache[Footer] = ByteLimitedCache(max(cache_bytes // 4, 1 << 20))
         self._loading: dict[Hashable, asyncio.Task[RowGroup]] = {}
-        self._threads = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="millstream-cold")
+        self._threads = ThreadPoolExecutor(READING_THREADS, thread_name_prefix="millstream-cold")
 
     @property
     def cached_bytes(self) -> int:
@@ -111,15 +123,20 @@ class ColdTier:
             raise Corrupt(f"incarnation {incarnation} lacks its messages from offset {offset}")
         return extent
 
+    def last_at_ms(self, extent: FoundExtent) -> int:
+        """When the last message of an extent's segment was appended."""
+        return self._segment(extent.row.segment).last_at_ms
+
     async def messages(self, extent: FoundExtent, offset: int, bound: int) -> list[bytes]:
         """The messages of an extent that lie beyond an offset and end by a bound."""
         rows = ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
         first = bisect_right(rows.group.ends, offset, rows.first, rows.stop)
         return rows.group.messages(first, bisect_right(rows.group.ends, bound, first, rows.stop))
 
-    async def rows_at(self, incarnation: int, offset: int) -> ExtentRows:
+    async def rows_at(self, incarnation: int, offset: int, *, with_order: bool = False) -> ExtentRows:
         extent = self.extent_at(incarnation, offset)
-        return ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
+        group = await self.row_group(extent.row.segment, extent.row.row_group, with_order=with_order)
+        return ExtentRows(extent, group)
 
     def _read_ahead(self, incarnation: int, offset: int) -> None:
         """Whoever reads to the end of a row group will want the next ones."""
@@ -127,9 +144,9 @@ class ColdTier:
             extent = self._catalog.extent_at(incarnation, offset)
             if extent is None:
                 return
-            key = (self._segment(extent.row.segment).path, extent.row.row_group)
+            key = (self._segment(extent.row.segment).path, extent.row.row_group, False)
             if key not in self._groups:
-                self._load(extent.row.segment, extent.row.row_group)
+                self._load(extent.row.segment, extent.row.row_group, False)
             offset = extent.row.offset_end
 
     def _segment(self, number: int) -> SegmentRef:
@@ -138,16 +155,17 @@ class ColdTier:
             raise Corrupt(f"the catalog refers to segment {number}, which it does not have")
         return segment
 
-    async def row_group(self, number: int, group: int) -> RowGroup:
-        found = self._groups.get((self._segment(number).path, group))
-        return found if found is not None else await asyncio.shield(self._load(number, group))
+    async def row_group(self, number: int, group: int, *, with_order: bool = False) -> RowGroup:
+        """A row group; `with_order` has positions and times too, which a plain read has no use for."""
+        found = self._groups.get((self._segment(number).path, group, with_order))
+        return found if found is not None else await asyncio.shield(self._load(number, group, with_order))
 
-    def _load(self, number: int, group: int) -> asyncio.Task[RowGroup]:
+    def _load(self, number: int, group: int, with_order: bool) -> asyncio.Task[RowGroup]:
         segment = self._segment(number)
-        key = (segment.path, group)
+        key = (segment.path, group, with_order)
         task = self._loading.get(key)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._fetch(segment, group))
+            task = asyncio.get_running_loop().create_task(self._fetch(segment, group, with_order))
             self._loading[key] = task
             task.add_done_callback(lambda finished: self._loaded(key, finished))
         return task
@@ -157,13 +175,18 @@ class ColdTier:
         if not task.cancelled() and task.exception() is None:
             self._groups.put(key, task.result(), task.result().size)
 
-    async def _fetch(self, segment: SegmentRef, group: int) -> RowGroup:
-        path = segment.path
-        footer = await self.footer(segment)
-        start, end = row_group_range(footer.metadata, group)
-        data = await self.objects.get_range(path, start, end)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, decode_row_group, footer.metadata, group, start, data, path)
+    async def _fetch(self, segment: SegmentRef, group: int, with_order: bool) -> RowGroup:
+        metadata, path = (await self.footer(segment)).metadata, segment.path
+
+        def read() -> RowGroup:
+            file = self.objects.file(path)
+            if file is not None:
+                return read_row_group(metadata, group, file, with_order=with_order)
+            start, end = row_group_range(metadata, group)
+            data = self.objects.get_range_now(path, start, end)
+            return decode_row_group(metadata, group, start, data, path, with_order=with_order)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     async def footer(self, segment: SegmentRef) -> Footer:
         path = segment.path

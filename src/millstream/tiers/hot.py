@@ -17,12 +17,15 @@ MESSAGE_OVERHEAD_BYTES: Final = 65
 TAIL_OVERHEAD_BYTES: Final = 400
 
 
+Messages = Sequence[bytes | memoryview]
+
+
 class Run(NamedTuple):
     """Consecutive whole messages of one stream: they start at `start` and end at `end`."""
 
     start: int
     end: int
-    messages: list[bytes]
+    messages: Messages
 
 
 def select(
@@ -104,6 +107,9 @@ class HotTier:
         # The incarnations that have messages the cold tier does not have yet, and how much that is.
         self.unflushed: set[int] = set()
         self.unflushed_bytes = 0
+        # All that was ever published here.
+        self.published_bytes = 0
+        self.published_messages = 0
 
     def publish(self, incarnation: int, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
         """Add the messages of the record at `position`; the first one starts at `offset`."""
@@ -121,6 +127,8 @@ class HotTier:
             tail.times.append(at_ms)
         self.bytes += offset - start + MESSAGE_OVERHEAD_BYTES * len(messages)
         self.unflushed_bytes += offset - start
+        self.published_bytes += offset - start
+        self.published_messages += len(messages)
         self.unflushed.add(incarnation)
 
     def trim(self, incarnation: int, offset: int) -> None:

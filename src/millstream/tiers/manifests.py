@@ -6,10 +6,13 @@ one, in several parts, holds every row and makes the ones before it superfluous.
 
 What happened to streams besides messages (created, closed, deleted, snapshots) is in a notes object of its own, which
 the feed reads.
+
+Compaction replaces segments by others; a manifest says so in `replacements`. `ColdView` is what a chain amounts to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,6 +21,8 @@ from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
 
 FORMAT: Final = 1
+# The format of manifests that know of compaction: a reader that does not must refuse them.
+FORMAT_WITH_REPLACEMENTS: Final = 2
 
 
 class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -36,6 +41,16 @@ class ManifestFlush(msgspec.Struct, array_like=True, frozen=True, gc=False):
     first: int
     through: int
     notes: str
+    segments: list[SegmentRef]
+
+
+class Replacement(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A compaction: the paths of segments that no longer count, and those that hold their live messages instead.
+
+    In a full manifest nothing is replaced: it lists the compacted segments there are.
+    """
+
+    replaced: list[str]
     segments: list[SegmentRef]
 
 
@@ -58,6 +73,36 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     removed_streams: list[tuple[int, bytes]]
     trimmed: list[tuple[int, int]]
     singletons: dict[str, bytes]
+    replacements: list[Replacement] = []
+    # Only in full ones: paths that were replaced and are not deleted yet.
+    retired: list[str] = []
+
+
+def manifest_format(replacements: list[Replacement], retired: list[str]) -> int:
+    return FORMAT_WITH_REPLACEMENTS if replacements or retired else FORMAT
+
+
+class ColdView:
+    """The segments that a chain of manifests, added in order, leaves: those that count, and those on their way out."""
+
+    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+        self.segments: dict[str, SegmentRef] = {}
+        self.retired: set[str] = set()
+        for manifest in manifests:
+            self.add(manifest)
+
+    def add(self, manifest: Manifest) -> None:
+        for flush in manifest.flushes:
+            self.segments.update({segment.path: segment for segment in flush.segments})
+        for replacement in manifest.replacements:
+            for path in replacement.replaced:
+                self.segments.pop(path, None)
+            self.retired.update(replacement.replaced)
+            self.segments.update({segment.path: segment for segment in replacement.segments})
+        self.retired.update(manifest.retired)
+        for path in manifest.removed_segments:
+            self.segments.pop(path, None)
+            self.retired.discard(path)
 
 
 class FeedNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -94,8 +139,8 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
         manifest = _MANIFEST.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"the manifest {path} cannot be read: {error}") from None
-    if manifest.format != FORMAT:
-        raise Corrupt(f"the manifest {path} has format {manifest.format}; this millstream reads format {FORMAT}")
+    if manifest.format not in (FORMAT, FORMAT_WITH_REPLACEMENTS):
+        raise Corrupt(f"the manifest {path} has format {manifest.format}; this millstream reads formats 1 and 2")
     return manifest
 
 

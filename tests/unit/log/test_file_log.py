@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -313,3 +314,52 @@ def test_batches_behind_a_failed_sync_are_refused_with_it(tmp_path: Path) -> Non
         assert all(isinstance(outcome[0], OutcomeUnknown) for outcome in outcomes)
     with opened(tmp_path) as driver:
         assert numbers(driver) == []
+
+
+class StopwatchDisk(FailingDisk):
+    """A disk whose syncs take as long as told, on the clock of the test, and that notes which thread they ran on."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.sync_ms = 0
+        self.threads: list[str] = []
+
+    def write_durably(self, descriptor: int, data: bytes, at: int) -> None:
+        super().write_durably(descriptor, data, at)
+        self.clock.advance(self.sync_ms)
+        self.threads.append(threading.current_thread().name)
+
+
+def test_a_caller_that_may_block_does_so_only_while_syncs_are_quick(tmp_path: Path) -> None:
+    clock = FakeClock()
+    disk = StopwatchDisk(clock)
+    log = FileLog(tmp_path, clock, disk=disk, block_seconds_max=0.001)
+    driver = LogDriver(log, may_block=True)
+    own, other = threading.current_thread().name, "millstream-log"
+
+    def thread_of_the_next() -> str:
+        assert driver.append(b"x") is None
+        return disk.threads[-1]
+
+    assert thread_of_the_next() == other, "nothing is known of the disk yet"
+    assert [thread_of_the_next() for _ in range(20)] == [own] * 20
+    disk.sync_ms = 50
+    assert thread_of_the_next() == own, "nobody could know"
+    assert [thread_of_the_next() for _ in range(20)] == [other] * 20
+    disk.sync_ms = 0
+    assert [thread_of_the_next() for _ in range(200)][-20:] == [own] * 20, "the disk has recovered"
+    driver.may_block = False
+    assert thread_of_the_next() == other
+    log.close()
+
+
+def test_a_limit_of_nothing_never_blocks(tmp_path: Path) -> None:
+    clock = FakeClock()
+    disk = StopwatchDisk(clock)
+    log = FileLog(tmp_path, clock, disk=disk, block_seconds_max=0.0)
+    driver = LogDriver(log, may_block=True)
+    for _ in range(10):
+        assert driver.append(b"x") is None
+    assert set(disk.threads) == {"millstream-log"}
+    log.close()

@@ -38,7 +38,7 @@ class HeldLog:
     def start(self, first_position: int, deliver: Any) -> None:
         self.first = first_position
 
-    def append(self, batch: LogBatch, done: Done) -> None:
+    def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
         self.waiting.append((batch, done))
 
     def answer(self, error: Any = None) -> None:

@@ -19,6 +19,7 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
+    StreamTrimmed,
     SubscriptionChanged,
     SubscriptionConfig,
     SubscriptionCreated,
@@ -65,6 +66,7 @@ records = st.one_of(
     st.builds(SecretsCreated, st.binary(max_size=32), st.binary(max_size=32)),
     st.builds(SubscriptionCreated, text, number, text, configs, links),
     st.builds(SubscriptionDeleted, text, number),
+    st.builds(StreamTrimmed, number, number, number),
     st.builds(
         SubscriptionChanged,
         text,
@@ -157,3 +159,4 @@ def test_tags_are_what_they_have_always_been() -> None:
         kind.__struct_config__.tag
         for kind in (SecretsCreated, SubscriptionCreated, SubscriptionDeleted, SubscriptionChanged)
     ] == [7, 8, 9, 10]
+    assert StreamTrimmed.__struct_config__.tag == 14

@@ -1,0 +1,383 @@
+"""Every request the server knows, built from its arguments, with what its answer means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from millstream.client.conversation import Call
+from millstream.client.errors import BadAnswer, BadRequest
+from millstream.client.messages import Request, Response
+from millstream.client.results import (
+    Appended,
+    Bootstrap,
+    BucketInfo,
+    Chunk,
+    Created,
+    Producer,
+    RawFeedPage,
+    Snapshot,
+    StreamEntry,
+    StreamInfo,
+)
+from millstream.protocol.content_types import JSON, OCTET_STREAM, is_json
+from millstream.protocol.keys import DEFAULT_BUCKET
+from millstream.protocol.multipart import decode_parts
+
+T = TypeVar("T")
+
+PAGE_STREAMS_MAX: Final = 1000
+NDJSON: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+
+_SAFE: Final = "-_.~!$&'()*+,;=:@"
+
+
+class Address(NamedTuple):
+    """How a stream is spelled in URLs: below `/v1/stream/`, or as `/{bucket}/{stream}`."""
+
+    bucket: str
+    name: str
+    is_bucketed: bool
+
+    def __str__(self) -> str:
+        return self.name if self.bucket == DEFAULT_BUCKET and not self.is_bucketed else f"{self.bucket}/{self.name}"
+
+    @property
+    def path(self) -> str:
+        if self.is_bucketed:
+            return f"/{_quoted(self.bucket)}/{_quoted(self.name)}"
+        return f"/v1/stream/{quote(str(self), safe=_SAFE + '/')}"
+
+    @property
+    def bucketed_path(self) -> str:
+        """Snapshots and bootstrap exist under this form only."""
+        if "/" in self.name:
+            raise BadRequest(
+                f"the stream {str(self)!r} cannot have snapshots: its name has more than one '/'",
+                hint="name it bucket/stream",
+            )
+        return f"/{_quoted(self.bucket)}/{_quoted(self.name)}"
+
+
+def address_of(path: str | None = None, *, bucket: str | None = None, name: str | None = None) -> Address:
+    """`path` is what stands below /v1/stream/; bucket and name address the stream in a bucket that was created."""
+    if path is not None and bucket is None and name is None:
+        head, slash, rest = path.removeprefix("/").partition("/")
+        address = Address(head, rest, False) if slash else Address(DEFAULT_BUCKET, head, False)
+    elif path is None and bucket is not None and name is not None:
+        address = Address(bucket, name, True)
+    else:
+        raise BadRequest("a stream is named by a path, or by bucket and name")
+    if not address.bucket or not address.name:
+        raise BadRequest(f"{path if path is not None else str(address)!r} names no stream", hint="write bucket/stream")
+    return address
+
+
+def _quoted(segment: str) -> str:
+    return quote(segment, safe=_SAFE)
+
+
+def with_query(path: str, **query: str | int | None) -> str:
+    given = {name: value for name, value in query.items() if value is not None and value != ""}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def encode_body(data: object, content_type: str) -> bytes:
+    """Bytes go as they are; on a JSON stream other values are encoded, elsewhere text is UTF-8."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    if is_json(content_type):
+        return msgspec.json.encode(data)
+    if isinstance(data, str):
+        return data.encode()
+    raise BadRequest(
+        f"a {type(data).__name__} cannot be appended to a stream of {content_type}",
+        hint=f"pass bytes or text, or create the stream with {JSON}",
+    )
+
+
+def _parsed(parse: Callable[[Response], T]) -> Callable[[Response], T]:
+    """The same, with a clear error where the answer lacks what the protocol promises."""
+
+    def checked(response: Response) -> T:
+        try:
+            return parse(response)
+        except (KeyError, ValueError, TypeError, msgspec.DecodeError) as error:
+            raise BadAnswer(
+                f"the answer ({response.status}) is not one of a durable streams server: {error!r}",
+                hint="check the URL",
+                status=response.status,
+            ) from None
+
+    return checked
+
+
+def nothing(_: Response) -> None:
+    return None
+
+
+# -- streams ---------------------------------------------------------------------------------------------------
+
+
+def create(
+    address: Address,
+    *,
+    content_type: str | None = None,
+    ttl: int | None = None,
+    expires_at: str | None = None,
+    closed: bool = False,
+    body: object = None,
+    fork_from: str | None = None,
+    fork_offset: str | None = None,
+    fork_sub_offset: int | None = None,
+    only_if_absent: bool = False,
+) -> Call[Created]:
+    headers: dict[str, str] = {}
+    if content_type is not None:
+        headers["content-type"] = content_type
+    if ttl is not None:
+        headers["stream-ttl"] = str(ttl)
+    if expires_at is not None:
+        headers["stream-expires-at"] = expires_at
+    if closed:
+        headers["stream-closed"] = "true"
+    if fork_from is not None:
+        headers["stream-forked-from"] = fork_from
+    if fork_offset is not None:
+        headers["stream-fork-offset"] = fork_offset
+    if fork_sub_offset is not None:
+        headers["stream-fork-sub-offset"] = str(fork_sub_offset)
+    if only_if_absent:
+        headers["if-none-match"] = "*"
+    payload = b"" if body is None else encode_body(body, content_type or OCTET_STREAM)
+    return Call(Request("PUT", address.path, headers, payload), _created, can_repeat=not only_if_absent)
+
+
+@_parsed
+def _created(response: Response) -> Created:
+    headers = response.headers
+    return Created(
+        response.status == 201,
+        headers["stream-next-offset"],
+        headers["content-type"],
+        response.is_true("stream-closed"),
+        headers.get("etag"),
+    )
+
+
+def append(
+    path: str,
+    body: bytes,
+    content_type: str | None,
+    *,
+    seq: str | None = None,
+    producer: Producer | None = None,
+    close: bool = False,
+    if_match: str | None = None,
+) -> Call[Appended]:
+    headers: dict[str, str] = {}
+    if content_type is not None:
+        headers["content-type"] = content_type
+    if seq is not None:
+        headers["stream-seq"] = seq
+    if producer is not None:
+        headers["producer-id"] = producer.id
+        headers["producer-epoch"] = str(producer.epoch)
+        headers["producer-seq"] = str(producer.seq)
+    if close:
+        headers["stream-closed"] = "true"
+    if if_match is not None:
+        headers["if-match"] = if_match
+    is_only_closing = not body and close and if_match is None and seq is None
+    can_repeat = producer is not None or is_only_closing
+    # Only an append of data says by its status whether it was new (§5.2.1).
+    parse = _produced if producer is not None and body else _appended
+    return Call(Request("POST", path, headers, body), parse, can_repeat)
+
+
+@_parsed
+def _appended(response: Response) -> Appended:
+    headers = response.headers
+    return Appended(headers["stream-next-offset"], False, "stream-closed" in headers, headers.get("etag"))
+
+
+@_parsed
+def _produced(response: Response) -> Appended:
+    headers = response.headers
+    is_repeat = response.status == 204
+    return Appended(headers["stream-next-offset"], is_repeat, "stream-closed" in headers, headers.get("etag"))
+
+
+def read(path: str, offset: str, max_bytes: int | None = None) -> Call[Chunk]:
+    return Call(Request("GET", with_query(path, offset=offset, max_bytes=max_bytes)), chunk_of)
+
+
+@_parsed
+def chunk_of(response: Response) -> Chunk:
+    return Chunk(
+        response.body,
+        response.headers["content-type"],
+        response.headers["stream-next-offset"],
+        response.is_true("stream-up-to-date"),
+        response.is_true("stream-closed"),
+    )
+
+
+def check_progress(offset: str, chunk: Chunk) -> None:
+    """A chunk that neither ends at the tail nor leads further would be read for ever."""
+    if chunk.next_offset == offset:
+        raise BadAnswer(f"the server has no more after {offset} and does not say that this is the end")
+
+
+def head(path: str) -> Call[StreamInfo]:
+    return Call(Request("HEAD", path), _info)
+
+
+@_parsed
+def _info(response: Response) -> StreamInfo:
+    headers = response.headers
+    return StreamInfo(
+        headers["stream-next-offset"],
+        headers["content-type"],
+        response.is_true("stream-closed"),
+        headers.get("etag"),
+        int(headers["stream-ttl"]) if "stream-ttl" in headers else None,
+        headers.get("stream-expires-at"),
+        headers.get("stream-snapshot-offset"),
+        headers.get("stream-earliest-offset"),
+    )
+
+
+def delete(path: str) -> Call[None]:
+    return Call(Request("DELETE", path), nothing, done_if_repeated=frozenset({404, 410}))
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------
+
+
+def publish_snapshot(address: Address, data: bytes, offset: str, content_type: str) -> Call[None]:
+    target = f"{address.bucketed_path}/snapshot/{_quoted(offset)}"
+    return Call(Request("PUT", target, {"content-type": content_type}, data), nothing)
+
+
+def snapshot(address: Address, offset: str | None) -> Call[Snapshot]:
+    target = f"{address.bucketed_path}/snapshot"
+    return Call(Request("GET", target if offset is None else f"{target}/{_quoted(offset)}"), _snapshot)
+
+
+@_parsed
+def _snapshot(response: Response) -> Snapshot:
+    headers = response.headers
+    return Snapshot(
+        response.body,
+        headers["content-type"],
+        headers["stream-snapshot-offset"],
+        response.is_true("stream-up-to-date"),
+    )
+
+
+def delete_snapshot(address: Address, offset: str) -> Call[None]:
+    target = f"{address.bucketed_path}/snapshot/{_quoted(offset)}"
+    return Call(Request("DELETE", target), nothing, done_if_repeated=frozenset({404}))
+
+
+def bootstrap(address: Address) -> Call[Bootstrap]:
+    return Call(Request("GET", f"{address.bucketed_path}/bootstrap"), _bootstrap)
+
+
+@_parsed
+def _bootstrap(response: Response) -> Bootstrap:
+    headers = response.headers
+    _, _, boundary = headers["content-type"].partition("boundary=")
+    (content_type, data), *parts = decode_parts(boundary.strip('"'), response.body)
+    offset = headers["stream-snapshot-offset"]
+    return Bootstrap(
+        Snapshot(data, content_type, offset, not parts) if offset != "-1" else None,
+        [payload for _, payload in parts],
+        parts[0][0] if parts else None,
+        headers["stream-next-offset"],
+        response.is_true("stream-closed"),
+    )
+
+
+# -- buckets and the server --------------------------------------------------------------------------------------
+
+
+def bucket_path(name: str) -> str:
+    if not name:
+        raise BadRequest("a bucket needs a name", hint="4 to 64 of a-z, 0-9, _ and -")
+    return f"/{_quoted(name)}"
+
+
+def create_bucket(name: str) -> Call[None]:
+    return Call(Request("PUT", bucket_path(name)), nothing, done_if_repeated=frozenset({409}))
+
+
+def delete_bucket(name: str) -> Call[None]:
+    return Call(Request("DELETE", bucket_path(name)), nothing, done_if_repeated=frozenset({404}))
+
+
+def bucket_info(name: str) -> Call[BucketInfo]:
+    return Call(Request("GET", bucket_path(name)), _bucket)
+
+
+@_parsed
+def _bucket(response: Response) -> BucketInfo:
+    found = msgspec.json.decode(response.body)
+    return BucketInfo(found["bucket_id"], found["streams"], found["created_at_ms"])
+
+
+def list_page(name: str, prefix: str, after: str | None, limit: int) -> Call[tuple[list[StreamEntry], str | None]]:
+    """A page of a bucket's streams, and where the next one starts if there is one."""
+    target = with_query(f"{bucket_path(name)}/streams", prefix=prefix, after=after, limit=limit)
+    return Call(Request("GET", target), _page)
+
+
+@_parsed
+def _page(response: Response) -> tuple[list[StreamEntry], str | None]:
+    found = msgspec.json.decode(response.body)
+    entries = [
+        StreamEntry(
+            one["stream_id"],
+            one["status"] == "Closed",
+            one["content_type"],
+            one["tail_offset"],
+            one["created_at_ms"],
+            one["last_write_at_ms"],
+        )
+        for one in found["streams"]
+    ]
+    return entries, found["next_cursor"] if found["has_more"] else None
+
+
+def feed_page(
+    name: str, after: str | None, prefix: str, max_bytes: int | None, accept: str, live: str | None = None
+) -> Call[RawFeedPage]:
+    target = with_query(f"{bucket_path(name)}/streams/feed", after=after, prefix=prefix, max_bytes=max_bytes, live=live)
+    return Call(Request("GET", target, {"accept": accept}), raw_page)
+
+
+@_parsed
+def raw_page(response: Response) -> RawFeedPage:
+    return RawFeedPage(
+        response.body,
+        response.headers["content-type"],
+        response.headers["stream-feed-token"],
+        response.is_true("stream-up-to-date"),
+    )
+
+
+def document(path: str) -> Call[dict[str, Any]]:
+    """A JSON object that the server keeps at a path of its own, such as its health."""
+    return Call(Request("GET", path), _document)
+
+
+@_parsed
+def _document(response: Response) -> dict[str, Any]:
+    return msgspec.json.decode(response.body, type=dict[str, Any])

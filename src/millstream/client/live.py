@@ -1,0 +1,260 @@
+"""Following a stream or a bucket for as long as it lives, as a conversation that resumes by itself.
+
+Nothing is handed out before the server has said where reading goes on after it, so a connection that breaks between the
+two costs a repeat on the wire and never one for the caller.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from millstream.client import calls
+from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Send, Settings, ask, converse
+from millstream.client.errors import BadAnswer, BadRequest, ClientError, ConnectionFailed, Unavailable, error_of
+from millstream.client.events import Event, EventParser
+from millstream.client.messages import Request, Response
+from millstream.client.results import Chunk, FeedItem, FeedPage
+from millstream.client.retries import Attempts
+from millstream.protocol.content_types import JSON, is_json, is_text, media_type
+from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN
+
+Mode: TypeAlias = Literal["auto", "sse", "long-poll"]
+MODES: Final = ("auto", "sse", "long-poll")
+EVENT_STREAM: Final = "text/event-stream"
+SENTINELS: Final = (BEGINNING_TOKEN, NOW_TOKEN)
+
+
+class Position:
+    """How far a follower has come."""
+
+    def __init__(self, offset: str) -> None:
+        self.offset = offset
+        self.up_to_date = False
+        self.closed = False
+
+
+def chosen_mode(mode: Mode, content_type: str) -> Mode:
+    """SSE turns every line ending of a text into LF; long-poll carries bytes as they are (§5.8)."""
+    if mode not in MODES:
+        raise BadRequest(f"{mode!r} is not a way to follow", hint=f"one of {', '.join(MODES)}")
+    if mode == "auto":
+        return "long-poll" if is_text(content_type) and not is_json(content_type) else "sse"
+    return mode
+
+
+def follow(
+    path: str, position: Position, mode: Mode, content_type: str | None, settings: Settings
+) -> Conversation[None]:
+    """Emits the chunks of a stream from a position on, until the stream is closed."""
+    attempts = Attempts(settings.patient_policy, settings.clock)
+    if content_type is None:  # events do not tell it
+        info = yield from converse(calls.head(path), settings, attempts)
+        content_type = info.content_type
+    mode = chosen_mode(mode, content_type)
+    cursor: str | None = None
+    while not position.closed:
+        request = Request("GET", calls.with_query(path, offset=position.offset, live=mode, cursor=cursor))
+        answer = yield from _ask(request, mode, settings)
+        ending: ClientError | None = None
+        if isinstance(answer, ClientError):
+            ending = answer
+        else:
+            cursor = answer.headers.get("stream-cursor")
+            if mode == "sse":
+                ending = yield from _events(answer, position, content_type, attempts)
+            else:
+                ending = yield from _answer(answer, position, content_type, attempts)
+        if ending is not None:
+            yield Pause(attempts.pause_after(ending))
+
+
+def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Response | ClientError]:
+    """One live request: the head of an event stream, or the whole answer to a long-poll."""
+    answer = yield from ask(request, settings, Open if mode == "sse" else Send, is_live=True)
+    if isinstance(answer, ClientError):
+        return answer
+    if answer.status >= 400:
+        return error_of(request, answer)
+    if mode == "sse" and media_type(answer.headers.get("content-type", "")) != EVENT_STREAM:
+        return BadAnswer("the answer is no event stream", hint="follow with long-poll if a proxy stands in the way")
+    return answer
+
+
+def _answer(
+    answer: Response, position: Position, content_type: str, attempts: Attempts
+) -> Conversation[ClientError | None]:
+    if answer.status == 204:
+        answer = Response(200, {"content-type": content_type, **answer.headers})
+    chunk = calls.chunk_of(answer)
+    return (yield from _advance(position, chunk, attempts))
+
+
+def _advance(position: Position, chunk: Chunk, attempts: Attempts) -> Conversation[ClientError | None]:
+    """Emit a chunk; returns what is wrong if it would lead backwards."""
+    if position.offset not in SENTINELS and chunk.next_offset < position.offset:
+        return Unavailable(
+            f"the server's stream ends at {chunk.next_offset}, before {position.offset}, to which it was read",
+            code="server_behind",
+            hint="the server has fallen behind, or was restored from a backup",
+        )
+    attempts.succeeded()
+    position.offset, position.up_to_date, position.closed = chunk.next_offset, chunk.up_to_date, chunk.closed
+    if chunk.data and not (is_json(chunk.content_type) and chunk.data == b"[]"):
+        yield Emit(chunk)
+    return None
+
+
+def _events(
+    answer: Response, position: Position, content_type: str, attempts: Attempts
+) -> Conversation[ClientError | None]:
+    """Emit what one connection delivers; returns why it ended, if its time was not merely over."""
+    is_base64 = answer.headers.get("stream-sse-data-encoding") == "base64"
+    parser = EventParser()
+    payloads: list[bytes] = []
+    has_heard = False
+    while True:
+        received = yield Receive()
+        if isinstance(received, ClientError):
+            return received
+        if not received:
+            return None if has_heard else _silence()
+        for event in parser.feed(received):
+            if event.type == "data":
+                payloads.append(b64decode(event.data) if is_base64 else event.data)
+            elif event.type == "control":
+                chunk = _controlled(payloads, content_type, event)
+                payloads = []
+                has_heard = True
+                wrong = yield from _advance(position, chunk, attempts)
+                if wrong is not None or position.closed:
+                    return wrong
+
+
+def _silence() -> ConnectionFailed:
+    return ConnectionFailed("the live connection ended before anything was said", was_sent=True)
+
+
+def _controlled(payloads: list[bytes], content_type: str, event: Event) -> Chunk:
+    """The chunk that a control event completes."""
+    control = _decoded(event)
+    data = payloads[0] if len(payloads) == 1 else _joined(payloads, content_type)
+    closed = bool(control.get("streamClosed"))
+    try:
+        return Chunk(data, content_type, control["streamNextOffset"], bool(control.get("upToDate")), closed)
+    except KeyError:
+        raise BadAnswer(f"a control event says nothing of where to go on: {event.data[:200]!r}") from None
+
+
+def _joined(payloads: list[bytes], content_type: str) -> bytes:
+    if not is_json(content_type):
+        return b"".join(payloads)
+    inner = (payload.strip()[1:-1] for payload in payloads)
+    return b"[" + b",".join(elements for elements in inner if elements.strip()) + b"]"
+
+
+def _decoded(event: Event) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(event.data, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise BadAnswer(f"an event is not a JSON object: {event.data[:200]!r}") from None
+
+
+# -- a bucket's feed ---------------------------------------------------------------------------------------------
+
+
+class _Item(msgspec.Struct):
+    event: str
+    bucket: str
+    stream: str
+    offset: str
+    next_offset: str
+    position: int
+    appended_at_ms: int
+    content_type: str
+    encoding: str | None = None
+    payload: msgspec.Raw = msgspec.Raw()
+
+
+_ITEM: Final = msgspec.json.Decoder(_Item)
+
+
+def feed_items(body: bytes) -> list[FeedItem]:
+    """The items of an NDJSON page."""
+    return [_item(line) for line in body.splitlines() if line]
+
+
+def _item(line: bytes) -> FeedItem:
+    try:
+        found = _ITEM.decode(line)
+        payload = bytes(found.payload)
+        decoded: bytes | None = payload
+        if found.encoding is None:
+            decoded = None
+        elif found.encoding == "text":
+            decoded = msgspec.json.decode(payload, type=str).encode()
+        elif found.encoding == "base64":
+            decoded = b64decode(msgspec.json.decode(payload, type=str))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BadAnswer(f"an item of the feed is malformed: {error}") from None
+    return FeedItem(
+        found.event,
+        found.bucket,
+        found.stream,
+        found.offset,
+        found.next_offset,
+        found.position,
+        found.appended_at_ms,
+        found.content_type,
+        decoded,
+    )
+
+
+def follow_feed(bucket: str, position: Position, prefix: str, mode: Mode, settings: Settings) -> Conversation[None]:
+    """Emits the pages of a bucket's feed, for ever."""
+    attempts = Attempts(settings.patient_policy, settings.clock)
+    mode = chosen_mode(mode, JSON)
+    while True:
+        call = calls.feed_page(bucket, position.offset or None, prefix, None, calls.NDJSON, mode)
+        answer = yield from _ask(call.request, mode, settings)
+        ending: ClientError | None = None
+        if isinstance(answer, ClientError):
+            ending = answer
+        elif mode == "sse":
+            ending = yield from _feed_events(position, attempts)
+        else:
+            page = call.parse(answer)
+            attempts.succeeded()
+            yield from _turn(position, FeedPage(feed_items(page.body), page.token, page.up_to_date))
+        if ending is not None:
+            yield Pause(attempts.pause_after(ending))
+
+
+def _feed_events(position: Position, attempts: Attempts) -> Conversation[ClientError | None]:
+    parser = EventParser()
+    items: list[FeedItem] = []
+    has_heard = False
+    while True:
+        received = yield Receive()
+        if isinstance(received, ClientError):
+            return received
+        if not received:
+            return None if has_heard else _silence()
+        for event in parser.feed(received):
+            if event.type != "control":
+                items.append(_item(event.data))
+                continue
+            control = _decoded(event)
+            has_heard = True
+            attempts.succeeded()
+            page = FeedPage(items, str(control.get("token", event.id)), bool(control.get("upToDate")))
+            items = []
+            yield from _turn(position, page)
+
+
+def _turn(position: Position, page: FeedPage) -> Conversation[None]:
+    position.offset, position.up_to_date = page.token, page.up_to_date
+    if page.items:
+        yield Emit(page)

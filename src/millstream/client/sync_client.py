@@ -1,0 +1,295 @@
+"""The blocking client: streams, buckets and producers, for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from millstream.client import calls
+from millstream.client.connections import Pool
+from millstream.client.conversation import Call, converse, settings_of
+from millstream.client.errors import Conflict
+from millstream.client.live import Mode, Position, feed_items, follow, follow_feed
+from millstream.client.producing import ProducerOptions, ProducerState
+from millstream.client.results import (
+    Appended,
+    Bootstrap,
+    BucketInfo,
+    Chunk,
+    Created,
+    FeedPage,
+    Producer,
+    RawFeedPage,
+    Snapshot,
+    StreamEntry,
+    StreamInfo,
+)
+from millstream.client.sync_driver import Following, run
+from millstream.client.sync_producer import IdempotentProducer
+from millstream.clock import Clock, SystemClock
+from millstream.protocol.content_types import OCTET_STREAM
+
+if TYPE_CHECKING:
+    import ssl
+
+T = TypeVar("T")
+
+
+class Client:
+    """A server and the connections to it. Threads may share one; close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        live_timeout: float = 90.0,
+        retries: int = 8,
+        patience: int = 150,
+        ssl_context: ssl.SSLContext | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `timeout` bounds
+        every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times at
+        most, what followers and producers do `patience` times in a row."""
+        self.url = url if isinstance(url, str) else ",".join(url)
+        self._settings = settings_of(url, token, retries, patience, clock or SystemClock())
+        self._pool = Pool(timeout, live_timeout, ssl_context)
+
+    def stream(self, path: str | None = None, *, bucket: str | None = None, name: str | None = None) -> Stream:
+        """A handle on a stream; nothing is sent. `stream("a/b")` is /v1/stream/a/b; `stream(bucket="team", name="b")`
+        is /team/b, in a bucket that must have been created."""
+        return Stream(self, calls.address_of(path, bucket=bucket, name=name))
+
+    def bucket(self, name: str) -> Bucket:
+        return Bucket(self, name)
+
+    def producer(
+        self,
+        stream: Stream | str,
+        id: str,
+        epoch: int = 0,
+        *,
+        linger: float = 0.005,
+        batch_bytes: int = 256 << 10,
+        in_flight: int = 4,
+        buffer_bytes: int = 32 << 20,
+        concatenate: bool = False,
+        claim: bool = False,
+        content_type: str | None = None,
+    ) -> IdempotentProducer:
+        """A producer on an existing stream. Messages gather for `linger` seconds or until there are `batch_bytes` of
+        them, `in_flight` batches are on their way at once, and `append` waits while `buffer_bytes` are unacknowledged.
+        `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and repeats nothing."""
+        options = ProducerOptions(id, epoch, linger, batch_bytes, in_flight, buffer_bytes, concatenate, claim)
+        handle = self.stream(stream) if isinstance(stream, str) else stream
+        state = ProducerState(options, content_type or handle._content_type)
+        return IdempotentProducer(handle.path, state, self._settings, self._pool)
+
+    def health(self) -> dict[str, Any]:
+        return self.call(calls.document("/healthz"))
+
+    def stats(self) -> dict[str, Any]:
+        """How much is where: hot and cold bytes, the flush backlog, backpressure."""
+        return self.call(calls.document("/cluster/hot-cold-stats"))
+
+    def call(self, call: Call[T]) -> T:
+        return run(converse(call, self._settings), self._pool)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _follow(self, path: str, position: Position, mode: Mode, content_type: str | None) -> Following[Chunk]:
+        return Following(follow(path, position, mode, content_type, self._settings), self._pool, position)
+
+    def _follow_feed(self, bucket: str, position: Position, prefix: str, mode: Mode) -> Following[FeedPage]:
+        return Following(follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
+
+
+class Stream:
+    """A handle on one stream. It remembers the stream's content type, which never changes, and nothing else."""
+
+    def __init__(self, client: Client, address: calls.Address) -> None:
+        self._client = client
+        self._address = address
+        self._content_type: str | None = None
+        self.path = address.path
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+    def __repr__(self) -> str:
+        return f"Stream({str(self)!r})"
+
+    def create(
+        self,
+        *,
+        content_type: str | None = None,
+        ttl: int | None = None,
+        expires_at: str | None = None,
+        closed: bool = False,
+        body: object = None,
+        fork_from: Stream | str | None = None,
+        fork_offset: str | None = None,
+        fork_sub_offset: int | None = None,
+        only_if_absent: bool = False,
+    ) -> Created:
+        """Create the stream; one that exists with the same configuration is as good, unless `only_if_absent`."""
+        source = self._client.stream(fork_from) if isinstance(fork_from, str) else fork_from
+        created = self._client.call(
+            calls.create(
+                self._address,
+                content_type=content_type,
+                ttl=ttl,
+                expires_at=expires_at,
+                closed=closed,
+                body=body,
+                fork_from=source.path if source is not None else None,
+                fork_offset=fork_offset,
+                fork_sub_offset=fork_sub_offset,
+                only_if_absent=only_if_absent,
+            )
+        )
+        self._content_type = created.content_type
+        return created
+
+    def append(
+        self,
+        data: object,
+        *,
+        seq: str | None = None,
+        producer: Producer | None = None,
+        close: bool = False,
+        if_match: str | None = None,
+        content_type: str | None = None,
+    ) -> Appended:
+        """Append durably. Bytes go as they are; on a JSON stream any other value is encoded, and a list is several
+        messages. Without `producer` an append whose answer is lost raises OutcomeUnknown instead of being repeated."""
+        kind = content_type or self.content_type()
+        body = calls.encode_body(data, kind)
+        return self._client.call(
+            calls.append(self.path, body, kind, seq=seq, producer=producer, close=close, if_match=if_match)
+        )
+
+    def close(self, *, producer: Producer | None = None) -> Appended:
+        """No more can be appended; readers learn where the end is. Closing twice is as good as once."""
+        return self._client.call(calls.append(self.path, b"", None, producer=producer, close=True))
+
+    def read(self, offset: str = "-1", *, max_bytes: int | None = None) -> Iterator[Chunk]:
+        """Everything from an offset up to the end as it is when that is reached, chunk by chunk."""
+        while True:
+            chunk = self._client.call(calls.read(self.path, offset, max_bytes))
+            yield chunk
+            if chunk.up_to_date:
+                return
+            calls.check_progress(offset, chunk)
+            offset = chunk.next_offset
+
+    def read_json(self, offset: str = "-1") -> Iterator[Any]:
+        """The messages of a JSON stream, decoded, one by one."""
+        for chunk in self.read(offset):
+            yield from chunk.json()
+
+    def read_all(self, offset: str = "-1") -> bytes:
+        """The bytes of a stream that is not JSON, in one piece."""
+        return b"".join(chunk.data for chunk in self.read(offset))
+
+    def follow(self, offset: str = "-1", mode: Mode = "auto") -> Following[Chunk]:
+        """Everything from an offset on, as it is appended, until the stream is closed. `now` starts at its end."""
+        return self._client._follow(self.path, Position(offset), mode, self._content_type)
+
+    def head(self) -> StreamInfo:
+        info = self._client.call(calls.head(self.path))
+        self._content_type = info.content_type
+        return info
+
+    def content_type(self) -> str:
+        """The stream's content type, asked for once."""
+        return self._content_type or self.head().content_type
+
+    def delete(self) -> None:
+        self._content_type = None
+        self._client.call(calls.delete(self.path))
+
+    def publish_snapshot(self, data: bytes, offset: str, content_type: str = OCTET_STREAM) -> None:
+        """Publish what everything before `offset` amounts to; what is older can no longer be read."""
+        self._client.call(calls.publish_snapshot(self._address, data, offset, content_type))
+
+    def snapshot(self, offset: str | None = None) -> Snapshot:
+        """The latest snapshot, or the one at an offset."""
+        return self._client.call(calls.snapshot(self._address, offset))
+
+    def delete_snapshot(self, offset: str) -> None:
+        self._client.call(calls.delete_snapshot(self._address, offset))
+
+    def bootstrap(self) -> Bootstrap:
+        """The latest snapshot and every message after it, as of one moment."""
+        return self._client.call(calls.bootstrap(self._address))
+
+
+class Bucket:
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Bucket({self.name!r})"
+
+    def stream(self, name: str) -> Stream:
+        return self._client.stream(bucket=self.name, name=name)
+
+    def create(self, *, exist_ok: bool = False) -> None:
+        try:
+            self._client.call(calls.create_bucket(self.name))
+        except Conflict:
+            if not exist_ok:
+                raise
+
+    def delete(self) -> None:
+        """Delete the bucket, which must be empty."""
+        self._client.call(calls.delete_bucket(self.name))
+
+    def info(self) -> BucketInfo:
+        return self._client.call(calls.bucket_info(self.name))
+
+    def list(self, prefix: str = "", *, page_size: int = calls.PAGE_STREAMS_MAX) -> Iterator[StreamEntry]:
+        """The bucket's streams in the order of their names, fetched page by page."""
+        after: str | None = None
+        while True:
+            entries, after = self._client.call(calls.list_page(self.name, prefix, after, page_size))
+            yield from entries
+            if after is None:
+                return
+
+    def feed(self, after: str | None = None, *, prefix: str = "", live: Mode | None = None) -> Iterator[FeedPage]:
+        """Everything that happened in the bucket after a token, in commit order; with `live`, also what will happen."""
+        if live is not None:
+            return self.follow_feed(after, prefix=prefix, mode=live)
+        return self._feed(after, prefix)
+
+    def _feed(self, after: str | None, prefix: str) -> Iterator[FeedPage]:
+        while True:
+            page = self.feed_page(after, prefix=prefix)
+            yield FeedPage(feed_items(page.body), page.token, page.up_to_date)
+            if page.up_to_date:
+                return
+            after = page.token
+
+    def follow_feed(self, after: str | None = None, *, prefix: str = "", mode: Mode = "auto") -> Following[FeedPage]:
+        return self._client._follow_feed(self.name, Position(after or ""), prefix, mode)
+
+    def feed_page(
+        self, after: str | None = None, *, prefix: str = "", max_bytes: int | None = None, accept: str = calls.NDJSON
+    ) -> RawFeedPage:
+        """One page as the server sends it; `accept` may ask for `application/vnd.apache.arrow.stream`."""
+        return self._client.call(calls.feed_page(self.name, after, prefix, max_bytes, accept))

@@ -1,0 +1,265 @@
+"""Rewriting: the live messages of many segments between two keys, sorted, as one new segment.
+
+Works on one executor core with bounded memory: the messages of the part once as they are read and once in a row, plus a
+row group. Nothing is decided here; `planning.py` has cut the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
+
+import pyarrow as arrow
+import pyarrow.compute as compute
+
+from millstream.errors import Corrupt
+from millstream.streams.records import SegmentRef
+from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
+from millstream.tiers.segments import (
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
+    SCHEMA,
+    Extent,
+    Footer,
+    SegmentInfo,
+    SegmentWriter,
+    decode_footer,
+    footer_bytes,
+    read_columns,
+    row_group_range,
+    whole,
+)
+
+CRC_CHUNK_BYTES: Final = 4 << 20
+FETCH_BYTES: Final = 16 << 20
+_CONSTANT: Final = ("bucket", "shard")
+_COLUMNS: Final = [name for name in SCHEMA.names if name not in _CONSTANT]
+
+Key = tuple[str, int, int]
+"""Stream, incarnation, offset: the order of rows."""
+
+
+class Part(NamedTuple):
+    """One new segment to be written: what the sources hold from `first` (included) to `last` (not)."""
+
+    store: ObjectStoreSettings
+    path: str
+    bucket: str
+    shard: int
+    sources: list[SegmentRef]
+    first: Key
+    last: Key | None
+    kept_from: dict[int, int]
+    """By incarnation, the offset from which messages count; incarnations that are not in it are gone."""
+
+
+class _Run(NamedTuple):
+    key: Key
+    row: int  # of the gathered table
+    rows: int
+
+
+def rewrite(part: Part) -> SegmentRef:
+    """Read, sort, write, store; returns the new segment."""
+    return asyncio.run(rewrite_part(part))
+
+
+async def rewrite_part(part: Part) -> SegmentRef:
+    objects = open_objects(part.store)
+    table, runs = await _gather(objects, part)
+    with TemporaryDirectory(prefix="millstream-compact-") as scratch:
+        file = Path(scratch) / "segment.parquet"
+        info = _write(file, part, table, runs)
+        del table
+        size = file.stat().st_size
+        checksum, footer, footer_checksum = _checksums(file, size)
+        await objects.put(part.path, file)
+    return SegmentRef(
+        part.path,
+        part.bucket,
+        size,
+        checksum,
+        info.rows,
+        info.payload_bytes,
+        info.first_position,
+        info.last_position,
+        info.first_at_ms,
+        info.last_at_ms,
+        footer,
+        footer_checksum,
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+async def read_footer(objects: Objects, segment: SegmentRef) -> Footer:
+    tail = await objects.get_range(segment.path, segment.size - segment.footer_bytes, segment.size)
+    return decode_footer(tail, segment.path, segment.footer_checksum)
+
+
+def chosen(extents: Sequence[Extent], part: Part) -> Iterator[Extent]:
+    """The extents of the part that hold something alive."""
+    for extent in extents:
+        key = (extent.stream, extent.incarnation, extent.offset_start)
+        kept_from = part.kept_from.get(extent.incarnation)
+        if kept_from is None or extent.offset_end <= kept_from or key < part.first:
+            continue
+        if part.last is None or key < part.last:
+            yield extent
+
+
+async def _gather(objects: Objects, part: Part) -> tuple[arrow.Table, list[_Run]]:
+    """Every row of the part in one table, and where each run of them is."""
+    tables: list[arrow.Table] = []
+    runs: list[_Run] = []
+    row = 0
+    for segment in part.sources:
+        footer = await read_footer(objects, segment)
+        by_group: dict[int, list[Extent]] = {}
+        for extent in chosen(footer.extents, part):
+            by_group.setdefault(extent.row_group, []).append(extent)
+        async for group, table in _row_groups(objects, segment, footer, list(by_group)):
+            kept, lengths = _kept_rows(table, by_group[group], part)
+            tables.append(kept)
+            for key, rows in lengths:
+                runs.append(_Run(key, row, rows))
+                row += rows
+    if not tables:
+        raise Corrupt(f"there is nothing to write into {part.path}")
+    gathered = arrow.concat_tables(tables).combine_chunks()
+    runs.sort()
+    return gathered, runs
+
+
+async def _row_groups(
+    objects: Objects, segment: SegmentRef, footer: Footer, groups: list[int]
+) -> AsyncIterator[tuple[int, arrow.Table]]:
+    """The wanted row groups, neighbours fetched together."""
+    index = 0
+    while index < len(groups):
+        start, end = row_group_range(footer.metadata, groups[index])
+        stop = index + 1
+        while stop < len(groups) and groups[stop] == groups[stop - 1] + 1 and end - start < FETCH_BYTES:
+            end = row_group_range(footer.metadata, groups[stop])[1]
+            stop += 1
+        data = memoryview(await objects.get_range(segment.path, start, end))
+        for group in groups[index:stop]:
+            first, last = row_group_range(footer.metadata, group)
+            piece = bytes(data[first - start : last - start])
+            yield group, read_columns(footer.metadata, group, first, piece, segment.path, _COLUMNS)
+        index = stop
+
+
+def _kept_rows(table: arrow.Table, extents: list[Extent], part: Part) -> tuple[arrow.Table, list[tuple[Key, int]]]:
+    """The rows of the part in a row group, without what was trimmed."""
+    ends = memoryview(whole(table.column("offset_end")).buffers()[1]).cast("q")
+    pieces: list[tuple[int, int]] = []
+    lengths: list[tuple[Key, int]] = []
+    for extent in extents:
+        first, stop = extent.row_start, extent.row_start + extent.rows
+        start = extent.offset_start
+        kept_from = part.kept_from[extent.incarnation]
+        if kept_from > start:
+            first = bisect_right(ends, kept_from, first, stop)
+            start = ends[first - 1] if first > extent.row_start else start
+        pieces.append((first, stop))
+        lengths.append(((extent.stream, extent.incarnation, start), stop - first))
+    if pieces[0][0] == 0 and sum(stop - first for first, stop in pieces) == table.num_rows:
+        return table, lengths
+    rows = array("q")
+    for first, stop in pieces:
+        rows.extend(range(first, stop))
+    return table.take(arrow.Array.from_buffers(arrow.int64(), len(rows), [None, arrow.py_buffer(rows)])), lengths
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _write(file: Path, part: Part, table: arrow.Table, runs: list[_Run]) -> SegmentInfo:
+    positions = compute.min_max(table.column("position")).as_py()
+    times = compute.min_max(table.column("appended_at").cast(arrow.int64())).as_py()
+    ends = memoryview(whole(table.column("offset_end")).buffers()[1]).cast("q")
+    with file.open("wb") as sink:
+        writer = SegmentWriter(sink, part.bucket, part.shard)
+        for group in _groups(runs, ends):
+            writer.write(_batch(part, _taken(table, group)), _pieces(group, ends))
+        return writer.close((positions["min"], positions["max"]), (times["min"], times["max"]))
+
+
+def _groups(runs: list[_Run], ends: memoryview[int]) -> Iterator[list[_Run]]:
+    """Cut the sorted runs into row groups."""
+    group: list[_Run] = []
+    size = rows = 0
+    for (stream, incarnation, start), row, count in runs:
+        done = 0
+        while done < count:
+            begin = ends[row + done - 1] if done else start
+            stop = bisect_right(ends, begin + ROW_GROUP_BYTES - size, row + done, row + count) - row
+            stop = min(max(stop, done + 1 if not group else done), done + ROW_GROUP_ROWS - rows)
+            if stop > done:
+                group.append(_Run((stream, incarnation, begin), row + done, stop - done))
+                size += ends[row + stop - 1] - begin
+                rows += stop - done
+                done = stop
+            if done < count or size >= ROW_GROUP_BYTES or rows >= ROW_GROUP_ROWS:
+                yield group
+                group, size, rows = [], 0, 0
+    if group:
+        yield group
+
+
+def _pieces(group: list[_Run], ends: memoryview[int]) -> list[tuple[str, int, int, int, int]]:
+    """The extents of a row group: runs that follow one another in a stream are one."""
+    pieces: list[tuple[str, int, int, int, int]] = []
+    for (stream, incarnation, start), row, count in group:
+        end = ends[row + count - 1]
+        if pieces and pieces[-1][:2] == (stream, incarnation) and pieces[-1][3] == start:
+            _, _, first, _, rows = pieces.pop()
+            pieces.append((stream, incarnation, first, end, rows + count))
+        else:
+            pieces.append((stream, incarnation, start, end, count))
+    return pieces
+
+
+def _taken(table: arrow.Table, group: list[_Run]) -> arrow.Table:
+    """The rows of some runs, in their order; without a copy if they lie so."""
+    if all(before.row + before.rows == after.row for before, after in pairwise(group)):
+        return table.slice(group[0].row, sum(run.rows for run in group))
+    rows = array("q")
+    for _, first, count in group:
+        rows.extend(range(first, first + count))
+    return table.take(arrow.Array.from_buffers(arrow.int64(), len(rows), [None, arrow.py_buffer(rows)]))
+
+
+def _batch(part: Part, taken: arrow.Table) -> arrow.RecordBatch:
+    rows = taken.num_rows
+    columns: list[arrow.Array] = []
+    for field in SCHEMA:
+        if field.name == "bucket":
+            indexes = arrow.Array.from_buffers(arrow.int32(), rows, [None, arrow.py_buffer(bytes(4 * rows))])
+            columns.append(arrow.DictionaryArray.from_arrays(indexes, arrow.array([part.bucket])))
+        elif field.name == "shard":
+            columns.append(arrow.repeat(arrow.scalar(part.shard, arrow.int32()), rows))
+        else:
+            columns.append(whole(taken.column(field.name)))
+    return arrow.record_batch(columns, schema=SCHEMA)
+
+
+def _checksums(file: Path, size: int) -> tuple[int, int, int]:
+    """The file's CRC-32, and its footer's length and CRC-32."""
+    checksum = 0
+    with file.open("rb") as stored:
+        while data := stored.read(CRC_CHUNK_BYTES):
+            checksum = zlib.crc32(data, checksum)
+        stored.seek(size - 8)
+        length = footer_bytes(stored.read(8), str(file))
+        stored.seek(size - length)
+        return checksum, length, zlib.crc32(stored.read(length))

@@ -1,0 +1,171 @@
+"""usage: bytes, messages and streams by bucket and day, from the index in the segments' footers.
+
+Counts what is alive as of the last flush. Payloads are not read; where a trim has cut through a run of messages, the
+offsets of that run are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as arrow
+
+from millstream.pipeline import charts
+from millstream.pipeline.planning import DAY_MS, footers
+from millstream.pipeline.rewriting import read_footer
+from millstream.pipeline.server import connected, store_of
+from millstream.pipeline.tasks import map_tasks
+from millstream.pipeline.view import View, load_only_view
+from millstream.spark.options import ColdRoot, Connection
+from millstream.streams.records import SegmentRef
+from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
+from millstream.tiers.segments import Extent, Footer, decode_row_group, row_group_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COLUMNS = "bucket string, day long, incarnation long, messages long, bytes long, stored long"
+
+
+@dataclass(frozen=True)
+class UsageOptions:
+    connection: Connection
+    cold: ColdRoot
+    buckets: tuple[str, ...] = ()
+    segments_per_task: int = 64
+
+
+class UsageRow(NamedTuple):
+    bucket: str
+    day: str
+    streams: int
+    messages: int
+    payload_bytes: int
+    stored_bytes: int
+    """What the segments of that day take in the store, dead messages included."""
+
+
+class _Task(NamedTuple):
+    store: ObjectStoreSettings
+    segments: list[SegmentRef]
+    kept_from: dict[int, int]
+    """Only the incarnations of these segments; what is not in it is gone."""
+
+
+def usage(spark: SparkSession, options: UsageOptions) -> list[UsageRow]:
+    with connected(options.connection) as server:
+        settings = store_of(server, options.cold)
+    tasks = asyncio.run(_plan(settings, options))
+    if not tasks:
+        return []
+    from pyspark.sql import functions
+
+    counted = map_tasks(spark, tasks, _count, _COLUMNS)
+    totals = (
+        counted.groupBy("bucket", "day")
+        .agg(
+            functions.countDistinct("incarnation").alias("streams"),
+            functions.sum("messages").alias("messages"),
+            functions.sum("bytes").alias("bytes"),
+            functions.sum("stored").alias("stored"),
+        )
+        .orderBy("bucket", "day")
+        .collect()
+    )
+    return [
+        UsageRow(row["bucket"], day_of(row["day"]), row["streams"], row["messages"], row["bytes"], row["stored"])
+        for row in totals
+    ]
+
+
+def day_of(day: int) -> str:
+    return datetime.fromtimestamp(day * DAY_MS / 1000, UTC).date().isoformat()
+
+
+async def _plan(settings: ObjectStoreSettings, options: UsageOptions) -> list[_Task]:
+    objects = open_objects(settings)
+    view = await load_only_view(objects)
+    segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in options.buckets]
+    tasks: list[_Task] = []
+    chosen: list[SegmentRef] = []
+    kept: dict[int, int] = {}
+    async for segment, footer in footers(objects, segments):
+        chosen.append(segment)
+        kept |= _kept(footer, view)
+        if len(chosen) >= options.segments_per_task:
+            tasks.append(_Task(settings, chosen, kept))
+            chosen, kept = [], {}
+    return [*tasks, _Task(settings, chosen, kept)] if chosen else tasks
+
+
+def _kept(footer: Footer, view: View) -> dict[int, int]:
+    found = {extent.incarnation: view.kept_from(extent.incarnation) for extent in footer.extents}
+    return {incarnation: offset for incarnation, offset in found.items() if offset is not None}
+
+
+def _count(task: _Task) -> Iterator[arrow.RecordBatch]:
+    rows: list[tuple[Any, ...]] = asyncio.run(_count_segments(task))
+    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * 6
+    kinds = [arrow.string(), *[arrow.int64()] * 5]
+    names = ["bucket", "day", "incarnation", "messages", "bytes", "stored"]
+    yield arrow.record_batch([arrow.array(c, k) for c, k in zip(columns, kinds, strict=True)], names)
+
+
+async def _count_segments(task: _Task) -> list[tuple[Any, ...]]:
+    objects = open_objects(task.store)
+    rows: list[tuple[Any, ...]] = []
+    for segment in task.segments:
+        footer = await read_footer(objects, segment)
+        day = segment.first_at_ms // DAY_MS
+        counts: dict[int, list[int]] = {}
+        for extent in footer.extents:
+            messages, size = await _live(objects, segment, footer, extent, task.kept_from.get(extent.incarnation))
+            if messages:
+                total = counts.setdefault(extent.incarnation, [0, 0])
+                total[0] += messages
+                total[1] += size
+        for number, (incarnation, (messages, size)) in enumerate(counts.items()):
+            # The file counts once, whatever number of streams it holds.
+            rows.append((segment.bucket, day, incarnation, messages, size, 0 if number else segment.size))
+    return rows
+
+
+async def _live(
+    objects: Objects, segment: SegmentRef, footer: Footer, extent: Extent, kept_from: int | None
+) -> tuple[int, int]:
+    """Messages and bytes of an extent that count."""
+    if kept_from is None or extent.offset_end <= kept_from:
+        return 0, 0
+    if kept_from <= extent.offset_start:
+        return extent.rows, extent.offset_end - extent.offset_start
+    start, end = row_group_range(footer.metadata, extent.row_group)
+    data = await objects.get_range(segment.path, start, end)
+    group = decode_row_group(footer.metadata, extent.row_group, start, data, segment.path)
+    stop = extent.row_start + extent.rows
+    first = bisect_right(group.ends, kept_from, extent.row_start, stop)
+    begin = group.ends[first - 1] if first > extent.row_start else extent.offset_start
+    return stop - first, extent.offset_end - begin
+
+
+def render(rows: Iterable[UsageRow]) -> str:
+    """The same as a page with charts."""
+    found = list(rows)
+    days = sorted({row.day for row in found})
+    blocks = []
+    for title, unit, field in (
+        ("Payload by day", "B", "payload_bytes"),
+        ("Messages by day", "", "messages"),
+        ("Streams with messages of that day", "", "streams"),
+    ):
+        series = []
+        for bucket in sorted({row.bucket for row in found}):
+            by_day = {row.day: float(getattr(row, field)) for row in found if row.bucket == bucket}
+            series.append(charts.Series(bucket, [by_day.get(day, 0.0) for day in days]))
+        blocks.append(f"<h2>{title}</h2>" + charts.stacked_bars(days, series, unit))
+    headings = ("bucket", "day", "streams", "messages", "payload bytes", "stored bytes")
+    return charts.page("Usage", *blocks, "<h2>Table</h2>", charts.table(headings, found))

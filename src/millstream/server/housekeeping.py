@@ -1,0 +1,93 @@
+"""Jobs that a server starts by itself: compaction on a schedule, as a process of its own beside it.
+
+The job is an ordinary one, `millstream pipeline compact`, against this server's own address. One runs at a time; it
+ends with the server, and one that takes longer than `LONGEST_SECONDS` is stopped. Of the nodes of a cluster, one
+does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+logger = logging.getLogger("millstream.housekeeping")
+
+LONGEST_SECONDS: Final = 6 * 3600.0
+STOP_SECONDS: Final = 5.0
+OUTPUT_BYTES_MAX: Final = 64 << 10
+# Where jobs look for the credentials of a store, by the names they have in the configuration.
+CREDENTIALS: Final = {
+    ("s3", "access_key_id"): "AWS_ACCESS_KEY_ID",
+    ("s3", "secret_access_key"): "AWS_SECRET_ACCESS_KEY",
+    ("s3", "session_token"): "AWS_SESSION_TOKEN",
+    ("gcs", "service_account"): "GOOGLE_SERVICE_ACCOUNT",
+    ("azure", "account_key"): "AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+class Housekeeping:
+    def __init__(self, url: str, every_seconds: float, master: str, backend: str, options: Mapping[str, str]) -> None:
+        self._every_seconds = every_seconds
+        self._command = [
+            sys.executable, "-m", "millstream.pipeline", "compact", "--json", "--url", url, "--master", master
+        ]  # fmt: skip
+        self._environment = dict(os.environ)
+        for (kind, name), variable in CREDENTIALS.items():
+            if kind == backend and options.get(name):
+                self._environment[variable] = options[name]
+        self.is_ours: Callable[[], bool] = lambda: True
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._every_seconds > 0:
+            self._task = asyncio.get_running_loop().create_task(self._run_forever())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _run_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_seconds)
+            if not self.is_ours():
+                continue
+            try:
+                await self._compact()
+            except OSError as error:
+                logger.warning("compaction could not be started: %s", error)
+
+    async def _compact(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command, stdout=pipe, stderr=pipe, env=self._environment, start_new_session=True
+        )
+        try:
+            output, errors = await asyncio.wait_for(process.communicate(), LONGEST_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            logger.warning("compaction took longer than %.0f hours and was stopped", LONGEST_SECONDS / 3600)
+            return
+        if process.returncode == 0:
+            summary = json.loads(output[-OUTPUT_BYTES_MAX:])
+            if summary["groups"]:
+                logger.info("compacted %(segments_before)d segments into %(segments_after)d", summary)
+        else:
+            said = errors[-OUTPUT_BYTES_MAX:].decode(errors="replace").strip().splitlines()
+            logger.warning("compaction failed: %s", " ".join(said[-2:]))

@@ -1,0 +1,231 @@
+"""From rows to appends: rows by stream, each stream's in its order, cut into as few appends as they fit into.
+
+A `Group` is the rows of one stream in one task. On a JSON stream many messages make one append; on any other stream a
+message is an append.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pyarrow as arrow
+import pyarrow.compute as compute
+from pyspark.sql.types import StructType
+
+from millstream.protocol.content_types import is_json
+from millstream.protocol.keys import StreamKey
+from millstream.protocol.producers import INTEGER_MAX, ProducerClaim
+from millstream.spark.errors import SourceError
+from millstream.spark.options import WriteOptions
+from millstream.spark.rows_as_json import encoder_of
+from millstream.spark.server import Answer, Server
+
+ROWS_AT_ONCE: Final = 4096
+
+
+class Group(NamedTuple):
+    """One stream's messages in the order they are to have."""
+
+    key: StreamKey
+    content_type: str
+    messages: list[bytes]
+
+
+class Totals:
+    """What the senders of a task have done together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.messages = self.appends = self.repeated = 0
+
+    def add(self, messages: int, *, is_repeat: bool) -> None:
+        with self._lock:
+            self.messages += messages
+            self.appends += 1
+            self.repeated += is_repeat
+
+
+# -- rows to groups ----------------------------------------------------------------------------------------------
+
+
+def groups_of(table: arrow.Table | None, schema: StructType, options: WriteOptions) -> Iterator[Group]:
+    """A task's rows by stream, in a fixed order of streams."""
+    if table is None or not table.num_rows:
+        return
+    keys = _keys(table, options)
+    order = _order(keys, table, options)
+    encode = encoder_of(schema)
+    names = keys.take(order)
+    start = 0
+    total = table.num_rows
+    buckets, streams, types = (_Texts(names.column(name)) for name in ("bucket", "stream", "content_type"))
+    for stop in [*_edges(names), total]:
+        key = StreamKey(buckets.at(start), streams.at(start))
+        messages: list[bytes] = []
+        for at in range(start, stop, ROWS_AT_ONCE):
+            messages += encode(table.take(order.slice(at, min(ROWS_AT_ONCE, stop - at))))
+        yield Group(key, types.at(start), messages)
+        start = stop
+
+
+class _Texts:
+    """A text column, looked at in single places."""
+
+    def __init__(self, column: arrow.ChunkedArray) -> None:
+        self._column = column
+
+    def at(self, row: int) -> str:
+        return str(self._column[row].as_py())
+
+
+def _keys(table: arrow.Table, options: WriteOptions) -> arrow.Table:
+    """For each row the bucket and stream it goes to, and the type of a stream that has to be created for it."""
+    columns = {}
+    for name, given in (("bucket", options.bucket), ("stream", options.stream), ("content_type", None)):
+        if name in table.column_names and (name != "content_type" or "payload" in table.column_names):
+            column = table.column(name)
+            if given is not None:
+                column = compute.fill_null(column, given)
+            elif name == "content_type":
+                column = compute.fill_null(column, options.content_type)
+            if column.null_count:
+                raise SourceError(
+                    f"the column {name!r} is null in some rows",
+                    hint=f"fill it, or give the option {name!r} for such rows",
+                )
+            columns[name] = column
+        else:
+            columns[name] = arrow.repeat(given if name != "content_type" else options.content_type, table.num_rows)
+    return arrow.table(columns)
+
+
+def _order(keys: arrow.Table, table: arrow.Table, options: WriteOptions) -> arrow.Array:
+    """The rows' numbers by stream and, within it, by the columns that order it, or as they came in."""
+    sorting = [("bucket", "ascending"), ("stream", "ascending")]
+    columns = {"bucket": keys.column("bucket"), "stream": keys.column("stream")}
+    if not options.keeps_arrival:
+        for number, name in enumerate(options.order_by):
+            columns[f"order_{number}"] = table.column(name)
+            sorting.append((f"order_{number}", "ascending"))
+        if options.order_by and "payload" in table.column_names:
+            # Rows that the columns do not tell apart must come in one order all the same.
+            columns["payload"] = table.column("payload")
+            sorting.append(("payload", "ascending"))
+    columns["row"] = arrow.array(range(table.num_rows), arrow.int64())
+    sorting.append(("row", "ascending"))
+    return compute.sort_indices(arrow.table(columns), sort_keys=sorting)
+
+
+def _edges(names: arrow.Table) -> list[int]:
+    """Where in sorted rows another stream begins."""
+    differs = None
+    for name in ("bucket", "stream"):
+        column = names.column(name).combine_chunks()
+        changed = compute.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+        differs = changed if differs is None else compute.or_(differs, changed)
+    return [int(place) + 1 for place in compute.indices_nonzero(differs).to_pylist()]
+
+
+# -- groups to appends -------------------------------------------------------------------------------------------
+
+
+class Sender:
+    """Sends groups over a connection of its own."""
+
+    def __init__(self, options: WriteOptions, producer: str, epoch: int, totals: Totals) -> None:
+        self._options = options
+        self._producer = producer
+        self._epoch = epoch
+        self._totals = totals
+        self._server = Server(options.connection)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def send(self, group: Group) -> None:
+        appends = list(self._appends(group))
+        has_order = bool(self._options.order_by) or len(appends) == 1
+        if not has_order and self._found_traces(group, appends[0][0]):
+            raise self._ambiguous(group, len(appends))
+        for seq, (body, messages) in enumerate(appends):
+            answer = self._append(group, body, seq)
+            self._totals.add(messages, is_repeat=answer.status == 204)
+
+    def _appends(self, group: Group) -> Iterator[tuple[bytes, int]]:
+        """Bodies, and how many messages each has; their edges depend on the messages and their order alone."""
+        if not is_json(group.content_type):
+            for message in group.messages:
+                yield message, 1
+            return
+        gathered: list[bytes] = []
+        size = 2
+        for message in group.messages:
+            if gathered and size + len(message) + 1 > self._options.append_bytes_max:
+                yield b"[%b]" % b",".join(gathered), len(gathered)
+                gathered, size = [], 2
+            gathered.append(message)
+            size += len(message) + 1
+        yield b"[%b]" % b",".join(gathered), len(gathered)
+
+    def _append(self, group: Group, body: bytes, seq: int) -> Answer:
+        claim = ProducerClaim(self._producer, self._epoch, seq)
+        answer = self._server.append(group.key, group.content_type, body, claim)
+        if answer.status == 404 and self._options.creates_streams:
+            # A stream below /v1/stream/ brings its bucket along; a mistyped one must not come into being.
+            self._server.check_bucket(group.key.bucket)
+            created = self._server.create(group.key, group.content_type)
+            if created.status not in (200, 201):
+                raise self._refused(group, created)
+            answer = self._server.append(group.key, group.content_type, body, claim)
+        if answer.status not in (200, 204):
+            raise self._refused(group, answer)
+        return answer
+
+    def _found_traces(self, group: Group, body: bytes) -> bool:
+        """Whether another attempt has begun to write this group, asked with an append that is never accepted."""
+        claim = ProducerClaim(self._producer, self._epoch, INTEGER_MAX)
+        answer = self._server.append(group.key, group.content_type, body, claim)
+        if answer.status == 409 and answer.problem["code"] == "producer_sequence_gap":
+            return int(answer.headers.get("producer-expected-seq", "0")) > 0
+        return False  # no such stream, no such epoch, or something the append itself will be told
+
+    def _ambiguous(self, group: Group, appends: int) -> SourceError:
+        size = sum(len(message) for message in group.messages)
+        return SourceError(
+            f"stream {str(group.key)!r} gets {len(group.messages):,} messages ({size:,} bytes) from one partition. They"
+            f" take {appends:,} appends, and an earlier attempt has written some of them: which, cannot be told without"
+            " an order of the rows",
+            hint="give the option orderBy=<columns that order a stream's rows>; or orderBy=arrival, if every attempt"
+            " gets the rows in the same order; or make micro-batches smaller, so that a stream's rows fit one append",
+        )
+
+    def _refused(self, group: Group, answer: Answer) -> SourceError:
+        """What the server said, in terms of what was to be written."""
+        problem = answer.problem
+        what = f"stream {str(group.key)!r} takes no messages of this write"
+        hints = {
+            "producer_fenced": (
+                f"{what}: {problem['message']}",
+                "a later micro-batch, or a higher txnVersion, was written under the same sink; if the checkpoint was"
+                " deleted, give the query another txnAppId",
+            ),
+            "content_type_mismatch": (
+                f"{what}: {problem['message']}",
+                f"it was written as {group.content_type!r}: set the option 'contentType' to the stream's own type",
+            ),
+            "stream_not_found": (f"{what}: it does not exist", "create it, or set the option createStreams=true"),
+            "stream_closed": (f"{what}: it is closed", "leave its rows out, or write to another stream"),
+            "bucket_not_found": (f"{what}: bucket {group.key.bucket!r} does not exist", "create it first"),
+            "payload_too_large": (
+                f"{what}: {problem['message']}",
+                "set the option maxAppendBytes below the server's http.body_bytes_max",
+            ),
+        }
+        message, hint = hints.get(
+            problem["code"], (f"{what}: {answer.status} {problem['code']} {problem['message']}", problem.get("hint"))
+        )
+        if answer.status in (401, 403) and problem["code"] != "producer_fenced":
+            hint = "give the option 'token' one that may write to this bucket"
+        return SourceError(message, hint=hint)

@@ -1,0 +1,89 @@
+"""The batch reader: a bucket, a prefix or one stream as it is when the read is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import pyarrow as arrow
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from millstream.protocol.content_types import is_json
+from millstream.protocol.keys import StreamKey
+from millstream.spark import planning
+from millstream.spark.cold_reader import ColdReader
+from millstream.spark.columns import layout_of
+from millstream.spark.errors import SourceError
+from millstream.spark.filters import excludes_bucket, is_supported, narrow
+from millstream.spark.options import ReadOptions
+from millstream.spark.pieces import Partition, RowRules, batches_of, feed_tables, segment_tables
+from millstream.spark.server import Server
+
+
+class BatchReader(DataSourceReader):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: list[Filter] = []
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        server = Server(options.connection)
+        try:
+            server.check_bucket(options.bucket)
+            check_stream(server, options, has_fields=bool(layout_of(self._schema, options).typed.fields))
+            wanted = narrow(planning.asked_for(options), self._filters)
+            partitions: list[Partition] = []
+            if not excludes_bucket(self._filters, options.bucket):
+                cold = server.cold(options.bucket)
+                for shard in cold.shards:
+                    wanted = planning.within(wanted, shard, options.starting, options.ending)
+                    partitions += planning.plan(options, server, cold, wanted, shard)
+            # Spark has pickled this reader before it asks for partitions: only they travel to the tasks.
+            for partition in partitions:
+                partition.wanted = wanted
+            # Without a partition Spark would call `read` with none; an empty one reads nothing.
+            return list(partitions) or [Partition(None)]
+        finally:
+            server.close()
+
+    def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
+        part, options = cast("Partition", partition), self._options
+        layout = layout_of(self._schema, options)
+        rules = RowRules(options.bucket, part.wanted, tuple(self._filters))
+        if part.segments:
+            assert part.cold is not None
+            reader = ColdReader(part.cold)
+            for table in segment_tables(reader, part.segments, layout.stored, rules):
+                yield from batches_of(table, layout, options)
+        for table in feed_tables(options.connection, part.feed, rules):
+            yield from batches_of(table, layout, options)
+
+
+class FilteringBatchReader(BatchReader):
+    """The same with filters pushed down. Spark refuses this class where its setting for that is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for one in filters:
+            if is_supported(one):
+                self._filters.append(one)
+            else:
+                yield one
+
+
+def check_stream(server: Server, options: ReadOptions, *, has_fields: bool) -> None:
+    """A single stream must exist, and hold JSON if typed columns are asked for."""
+    if options.stream is None:
+        return
+    content_type = server.content_type(StreamKey(options.bucket, options.stream))
+    if content_type is None:
+        raise SourceError(
+            f"the option 'stream' is {options.stream!r}, and bucket {options.bucket!r} has no such stream",
+            hint="correct the name, or read several with the option 'prefix'",
+        )
+    if has_fields and not is_json(content_type):
+        raise SourceError(
+            f"the stream {options.stream!r} is of type {content_type!r}, and the schema asks for fields of JSON",
+            hint="read it without a schema and take the column 'payload'",
+        )

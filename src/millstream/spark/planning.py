@@ -1,0 +1,148 @@
+"""Planning a read, on the driver: which row groups of which segments hold what is wanted, and where the feed begins.
+
+One answer of the server fixes two positions: what lies before the first comes from the segments it lists, what lies
+between the two from the feed. Nothing that is written, flushed, compacted or deleted later changes what a planned
+read returns, except that the feed no longer has messages of streams that were deleted since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from millstream.spark.cold_reader import ColdReader, settings_of
+from millstream.spark.filters import Span, Wanted
+from millstream.spark.options import Bound, ReadOptions
+from millstream.spark.pieces import NOTHING_ALIVE, FeedPiece, Partition, SegmentPiece
+from millstream.spark.server import Cold, Server, Shard
+from millstream.streams.records import SegmentRef
+from millstream.tiers.segments import Footer
+
+# The feed is cut at this many positions, so that a long one has several readers.
+FEED_POSITIONS: Final = 250_000
+PIECES_PER_PARTITION: Final = 8
+
+
+def asked_for(options: ReadOptions) -> Wanted:
+    """What the options ask for, before any filter."""
+    return Wanted(
+        streams=frozenset({options.stream}) if options.stream is not None else None,
+        prefixes=(options.prefix,) if options.prefix else (),
+    )
+
+
+def positioned(wanted: Wanted, span: Span) -> Wanted:
+    return replace(wanted, position=wanted.position.both(span))
+
+
+def within(wanted: Wanted, shard: Shard, starting: Bound | None, ending: Bound | None) -> Wanted:
+    """The same between two bounds: positions from the first on, up to and without the second."""
+    position, at_ms = wanted.position.both(Span(0, shard.latest)), wanted.at_ms
+    for bound, is_start in ((starting, True), (ending, False)):
+        if bound is None:
+            continue
+        if bound.kind == "positions":
+            value = bound.positions.get(shard.shard, 0 if is_start else shard.latest + 1)
+            position = position.both(Span(low=value) if is_start else Span(high=value - 1))
+        elif bound.kind == "time":
+            at_ms = at_ms.both(Span(low=bound.at_ms) if is_start else Span(high=bound.at_ms - 1))
+        elif (bound.kind == "latest") == is_start:
+            position = Span(0, -1)  # from the end on, or up to the beginning: nothing
+    return replace(wanted, position=position, at_ms=at_ms)
+
+
+def plan(options: ReadOptions, server: Server, cold: Cold, wanted: Wanted, shard: Shard) -> list[Partition]:
+    """The partitions of a shard's part of the read. `wanted` has the positions it is bounded by."""
+    settings = settings_of(cold.store, options.cold)
+    if wanted.position.low > wanted.position.high:
+        return []
+    pieces: list[SegmentPiece] = []
+    flushed = shard.flushed
+    if settings is None:
+        flushed = shard.earliest  # a store in the server's memory: everything comes through the feed
+    else:
+        pieces = segment_pieces(ColdReader(settings), server, options.bucket, shard.refs(), wanted, options)
+    partitions = [Partition(settings, segments=one) for one in _grouped(pieces, options.partition_bytes)]
+    start = max(flushed + 1, wanted.position.low)
+    end = min(shard.latest, wanted.position.high) + 1
+    for at in range(start, end, FEED_POSITIONS):
+        partitions.append(Partition(settings, feed=[FeedPiece(shard.shard, at, min(at + FEED_POSITIONS, end))]))
+    return partitions
+
+
+def segment_pieces(
+    reader: ColdReader,
+    server: Server,
+    bucket: str,
+    segments: Iterable[SegmentRef],
+    wanted: Wanted,
+    options: ReadOptions,
+) -> list[SegmentPiece]:
+    """What there is in the segments of what is wanted, with what in it is dead."""
+    chosen = [segment for segment in segments if wanted.has_segment(segment)]
+    found: list[tuple[SegmentRef, Footer, list[int], set[int]]] = []
+    for segment, footer in zip(chosen, reader.footers(chosen), strict=True):
+        extents = wanted.extents(footer)
+        groups = sorted({one.row_group for one in extents})
+        groups = [group for group in groups if wanted.has_group(footer, group)]
+        if groups:
+            incarnations = {one.incarnation for one in footer.extents if one.row_group in set(groups)}
+            found.append((segment, footer, groups, incarnations))
+    asked = sorted(set().union(*(incarnations for _, _, _, incarnations in found)))
+    alive = server.alive(bucket, asked)
+    pieces = []
+    for segment, footer, groups, incarnations in found:
+        earliest = {one: alive.get(one, NOTHING_ALIVE) for one in incarnations if alive.get(one, NOTHING_ALIVE)}
+        for run in _runs(footer, groups, max(options.partition_bytes // PIECES_PER_PARTITION, 1)):
+            pieces.append(SegmentPiece(segment, tuple(run), earliest, _stored_bytes(footer, run)))
+    return pieces
+
+
+def _stored_bytes(footer: Footer, groups: Iterable[int]) -> int:
+    total = 0
+    for group in groups:
+        row_group = footer.metadata.row_group(group)
+        total += sum(row_group.column(index).total_compressed_size for index in range(row_group.num_columns))
+    return total
+
+
+def _runs(footer: Footer, groups: list[int], bytes_max: int) -> list[list[int]]:
+    """Row groups of one segment in runs that each fit a partition."""
+    runs: list[list[int]] = []
+    size = bytes_max
+    for group in groups:
+        length = _stored_bytes(footer, [group])
+        if size + length > bytes_max:
+            runs.append([])
+            size = 0
+        runs[-1].append(group)
+        size += length
+    return runs
+
+
+def _grouped(pieces: list[SegmentPiece], bytes_max: int) -> list[list[SegmentPiece]]:
+    """Pieces gathered into partitions of about one size, so that no task is done long after the others."""
+    total = sum(piece.stored_bytes for piece in pieces)
+    count = max(-(-total // bytes_max), 1)
+    partitions: list[list[SegmentPiece]] = [[] for _ in range(count)]
+    size = 0
+    for piece in pieces:
+        # Where the middle of the piece lies in all there is, says which partition's it is.
+        middle = size + piece.stored_bytes // 2
+        partitions[min(middle * count // max(total, 1), count - 1)].append(piece)
+        size += piece.stored_bytes
+    return [_joined(partition) for partition in partitions if partition]
+
+
+def _joined(pieces: list[SegmentPiece]) -> list[SegmentPiece]:
+    """The same pieces, those of one segment as one."""
+    joined: list[SegmentPiece] = []
+    for piece in pieces:
+        if joined and joined[-1].segment == piece.segment:
+            last = joined[-1]
+            size = last.stored_bytes + piece.stored_bytes
+            joined[-1] = replace(last, groups=last.groups + piece.groups, stored_bytes=size)
+        else:
+            joined.append(piece)
+    return joined

@@ -1,0 +1,228 @@
+"""The streaming reader: positions as offsets, micro-batches between two of them.
+
+An offset says for each shard the first position that was not read yet: `{"0": 1043}`. What a micro-batch reads and how
+it is split depends on its two offsets alone, never on what was flushed meanwhile: where the split lies is decided
+once, with the end offset, and written into it (`cuts`), so that a replayed micro-batch has the same partitions with
+the same rows in the same order. Exactly-once sinks rest on that.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, cast
+
+import pyarrow as arrow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from millstream.spark import planning
+from millstream.spark.admission import Admission, cuts_of
+from millstream.spark.cold_reader import ColdReader, settings_of
+from millstream.spark.columns import layout_of
+from millstream.spark.errors import SourceError
+from millstream.spark.filters import Span
+from millstream.spark.options import LATEST, Bound, ReadOptions
+from millstream.spark.pieces import FeedPiece, RowRules, batches_of, feed_tables, segment_tables
+from millstream.spark.server import Cold, Server, Shard
+from millstream.spark.times import position_at
+
+logger = logging.getLogger("millstream.spark")
+
+# How long one call for news waits for some; Spark asks again at once, and a query that is stopped waits this long.
+NEWS_SECONDS: Final = 1.0
+CUTS: Final = "cuts"
+
+Offset = dict[str, Any]
+
+
+@dataclass
+class PositionRange(InputPartition):
+    """The messages of one shard from position `start` up to, and without, `end`."""
+
+    shard: int
+    start: int
+    end: int
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: dict[int, int] | None = None
+        self._admission = Admission(options)
+        self._server: Server | None = None
+
+    # -- offsets, on the driver --------------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:
+        server = self._connected()
+        server.check_bucket(self._options.bucket)
+        cold = server.cold(self._options.bucket)
+        bound = self._options.starting or LATEST
+        return {str(shard.shard): self._start(server, cold, shard, bound) for shard in cold.shards}
+
+    def _start(self, server: Server, cold: Cold, shard: Shard, bound: Bound) -> int:
+        if bound.kind == "earliest":
+            return shard.earliest + 1
+        if bound.kind == "positions":
+            start = bound.positions.get(shard.shard, shard.earliest + 1)
+            return self._kept(shard, start, "the option 'startingOffsets'")
+        if bound.kind == "time":
+            return position_at(self._options, server, cold, shard, bound.at_ms)
+        return shard.latest + 1
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        server = self._connected()
+        first = min((position for _, position in _positions(start)), default=0)
+        cold = server.cold(self._options.bucket, first - 1)
+        ends: dict[int, int] = {}
+        cuts: dict[str, str] = {}
+        for shard in cold.shards:
+            begin = start.get(str(shard.shard), shard.earliest + 1)
+            begin = self._kept(shard, begin, "the checkpoint")
+            end = shard.latest + 1
+            if self._target is not None:
+                end = max(min(end, self._target.get(shard.shard, end)), begin)
+            if end > begin and not self._has_news(server, shard, begin):
+                end = begin
+            if end > begin:
+                end = self._admission.limit(server, cold, shard, begin, end, limit)
+                places = cuts_of(shard, begin, end, self._options.partition_bytes)
+                if places:
+                    cuts[str(shard.shard)] = ",".join(map(str, places))
+            ends[shard.shard] = end
+        if all(start.get(str(shard)) == end for shard, end in ends.items()):
+            if self._target is None:
+                self._await_news(server, cold, ends)
+            return start
+        latest: Offset = {str(shard): end for shard, end in ends.items()}
+        return latest | ({CUTS: cuts} if cuts else {})
+
+    def _kept(self, shard: Shard, start: int, whose: str) -> int:
+        """A position the server still has everything from; what is missing is an error, or a warning."""
+        if shard.earliest < start <= shard.latest + 1:
+            return start
+        if start > shard.latest + 1:
+            now = shard.latest + 1
+            problem = (
+                f"{whose} says that positions before {start} of shard {shard.shard} were read, and the server has none"
+                f" from {now} on: it was restored to an earlier state, or is another server"
+            )
+        else:
+            now = shard.earliest + 1
+            problem = (
+                f"{whose} starts at position {start} of shard {shard.shard}, and the server keeps bucket"
+                f" {self._options.bucket!r} from position {now} on: what lies between was removed"
+            )
+        if self._options.fail_on_data_loss:
+            raise SourceError(
+                problem,
+                hint=f"with the option failOnDataLoss=false the query goes on from {now}; or start it with a new"
+                " checkpoint",
+            )
+        logger.warning("data loss: %s; going on from position %d, as failOnDataLoss=false says", problem, now)
+        return now
+
+    def _has_news(self, server: Server, shard: Shard, begin: int) -> bool:
+        """Whether the bucket has anything from a position on: the shard's positions move with other buckets too."""
+        if any(segment.last_position >= begin for segment in shard.refs()):
+            return True
+        after = max(begin - 1, shard.flushed)
+        page = server.feed(self._options.bucket, shard.shard, after, self._options.prefix, bytes_max=1)
+        return bool(page.table.num_rows)
+
+    def _await_news(self, server: Server, cold: Cold, ends: dict[int, int]) -> None:
+        """Nothing to read: wait a little for something, so that Spark does not ask seventy times a second."""
+        if len(cold.shards) == 1:
+            shard = cold.shards[0]
+            after = max(ends[shard.shard] - 1, shard.flushed)
+            begun = time.monotonic()
+            if server.wait_for_news(self._options.bucket, shard.shard, after, self._options.prefix, NEWS_SECONDS):
+                return
+            if time.monotonic() - begun > NEWS_SECONDS / 20:
+                return  # the wait was a wait
+        time.sleep(NEWS_SECONDS / 10)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.records_per_trigger is not None:
+            return ReadMaxRows(self._options.records_per_trigger)
+        if self._options.bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> Offset | None:
+        cold = self._connected().cold(self._options.bucket, 2**52)
+        return {str(shard.shard): shard.latest + 1 for shard in cold.shards}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        cold = self._connected().cold(self._options.bucket, 2**52)
+        self._target = {shard.shard: shard.latest + 1 for shard in cold.shards}
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        ranges: list[InputPartition] = []
+        for shard, position in _positions(end):
+            begin = start.get(str(shard), position)
+            places = [int(one) for one in end.get(CUTS, {}).get(str(shard), "").split(",") if one]
+            edges = [begin, *(one for one in places if begin < one < position), position]
+            ranges += [PositionRange(shard, low, high) for low, high in pairwise(edges) if low < high]
+        return ranges
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _connected(self) -> Server:
+        if self._server is None:
+            self._server = Server(self._options.connection)
+        return self._server
+
+    # -- rows, on an executor ----------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
+        part = cast("PositionRange", partition)
+        options = self._options
+        layout = layout_of(self._schema, options)
+        tables = [
+            table.select(sorted(layout.stored | {"position"}))
+            for table in self._tables(part, layout.stored | {"position"})
+        ]
+        if tables:
+            whole = arrow.concat_tables(tables)
+            yield from batches_of(whole.sort_by("position"), layout, options)
+
+    def _tables(self, part: PositionRange, columns: set[str]) -> Iterator[arrow.Table]:
+        """What lies between two positions, wherever it lies by now."""
+        options = self._options
+        wanted = planning.asked_for(options)
+        server = Server(options.connection)
+        try:
+            cold = server.cold(options.bucket, part.start - 1)
+            shard = next(one for one in cold.shards if one.shard == part.shard)
+            wanted = planning.positioned(wanted, Span(part.start, part.end - 1))
+            rules = RowRules(options.bucket, wanted, ())
+            settings = settings_of(cold.store, options.cold)
+            flushed = shard.earliest if settings is None else shard.flushed
+            if settings is not None and part.start <= shard.flushed:
+                reader = ColdReader(settings)
+                pieces = planning.segment_pieces(reader, server, options.bucket, shard.refs(), wanted, options)
+                yield from segment_tables(reader, pieces, columns, rules)
+        finally:
+            server.close()
+        if part.end - 1 > flushed:
+            feed = FeedPiece(part.shard, max(part.start, flushed + 1), part.end)
+            yield from feed_tables(options.connection, [feed], rules)
+
+
+def _positions(offset: Offset) -> list[tuple[int, int]]:
+    return sorted((int(shard), position) for shard, position in offset.items() if shard != CUTS)

@@ -1,0 +1,195 @@
+"""The writers: rows become messages of streams, exactly once.
+
+A task's rows are one producer's: its id is made of the sink and the partition, its epoch is the micro-batch, and on
+each stream its sequence counts the appends of this task. So a replayed task repeats what the server already has, and a
+zombie of an earlier micro-batch is fenced.
+
+After a shuffle a retried task gets its rows in another order, so the appends of two attempts must not depend on that
+order. All rows of a stream therefore go out as one append, which is there as a whole or not at all. What does not fit
+into one append needs an order: the option `orderBy`. Without it the first attempt goes ahead, and one that finds the
+work of another half done stops with an error, rather than guess which rows are missing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as arrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from millstream.clock import SystemClock
+from millstream.protocol.content_types import checked_content_type
+from millstream.protocol.producers import PRODUCER_ID_BYTES_MAX
+from millstream.spark.appends import Group, Sender, Totals, groups_of
+from millstream.spark.errors import SourceError
+from millstream.spark.options import ARRIVAL, WriteOptions
+from millstream.spark.server import Server
+from millstream.spark.spool import Spool
+
+SENDERS: Final = 8
+GROUPS_WAITING: Final = 64
+
+# What Spark tells its tasks of the query they run for.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task wrote."""
+
+    messages: int
+    appends: int
+    repeated: int
+
+
+def check_target(options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+    """Everything about a write that can be wrong before the first row."""
+    if overwrite:
+        raise SourceError("streams only grow: they cannot be overwritten", hint='write with mode("append")')
+    checked_type(options.content_type)
+    names = set(schema.fieldNames())
+    _check_column(schema, "stream", (StringType,), "STRING", is_needed=options.stream is None)
+    _check_column(schema, "bucket", (StringType,), "STRING", is_needed=options.bucket is None)
+    _check_column(schema, "payload", (BinaryType, StringType), "BINARY or STRING", is_needed=False)
+    if "payload" not in names and not names - {"stream", "bucket", "content_type"}:
+        raise SourceError(
+            "the DataFrame has nothing to write",
+            hint="it needs a column 'payload', or other columns, which are written as one JSON object",
+        )
+    if not options.keeps_arrival:
+        for name in options.order_by:
+            if name not in names:
+                raise SourceError(
+                    f"the option 'orderBy' names {name!r}, and the DataFrame has {', '.join(schema.fieldNames())}",
+                    hint=f"name some of these columns, or {ARRIVAL!r}",
+                )
+    if options.bucket is not None:
+        server = Server(options.connection)
+        try:
+            server.check_bucket(options.bucket)
+        finally:
+            server.close()
+
+
+def checked_type(content_type: str) -> None:
+    from millstream.errors import InvalidRequest
+
+    try:
+        checked_content_type(content_type)
+    except InvalidRequest as error:
+        raise SourceError(f"the option 'contentType' is {content_type!r}", hint=error.hint) from None
+
+
+def _check_column(schema: StructType, name: str, kinds: tuple[type, ...], expects: str, *, is_needed: bool) -> None:
+    if name not in schema.fieldNames():
+        if is_needed:
+            raise SourceError(
+                f"the DataFrame has no column {name!r}, and the option {name!r} is missing", hint="give one of them"
+            )
+        return
+    kind = schema[name].dataType
+    if not isinstance(kind, kinds):
+        raise SourceError(
+            f"the column {name!r} is of type {kind.simpleString()}", hint=f"cast it: it must be {expects}"
+        )
+
+
+class _Writer:
+    """What both writers do with the rows of a task."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def _write(self, batches: Iterable[arrow.RecordBatch], sink: str, epoch: int) -> Written:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs writers in tasks"
+        producer = producer_id(sink, context.partitionId())
+        with Spool() as spool:
+            for batch in batches:
+                spool.add(batch)
+            groups = groups_of(spool.table(), self._schema, self._options)
+            return _send_all(groups, self._options, producer, epoch)
+
+
+def producer_id(sink: str, partition: int) -> str:
+    name = f"spark:{sink}:{partition}"
+    if len(name.encode()) > PRODUCER_ID_BYTES_MAX:
+        raise SourceError(
+            f"the option 'txnAppId' is {len(sink)} characters long", hint=f"{PRODUCER_ID_BYTES_MAX - 20} are possible"
+        )
+    return name
+
+
+def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epoch: int) -> Written:
+    """Send the groups over several connections; a stream's appends go over one, in order."""
+    waiting: queue.Queue[Group | None] = queue.Queue(GROUPS_WAITING)
+    totals = Totals()
+    failures: list[BaseException] = []
+    has_failed = threading.Event()
+
+    def work() -> None:
+        sender = Sender(options, producer, epoch, totals)
+        try:
+            while (group := waiting.get()) is not None:
+                if not has_failed.is_set():
+                    sender.send(group)
+        except BaseException as error:
+            failures.append(error)
+            has_failed.set()
+            while waiting.get() is not None:
+                pass
+        finally:
+            sender.close()
+
+    threads = [threading.Thread(target=work, name=f"millstream-append-{number}") for number in range(SENDERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        for group in groups:
+            if has_failed.is_set():
+                break
+            waiting.put(group)
+    finally:
+        for _ in threads:
+            waiting.put(None)
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return Written(totals.messages, totals.appends, totals.repeated)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """`df.write`: one epoch. Attempts of the same job share its producers; another run of it is another job, unless
+    `txnAppId` and `txnVersion` say that it is the same."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._sink = options.transaction_app_id or f"job-{SystemClock().random_bytes(8).hex()}"
+        self._epoch = options.transaction_version or 0
+
+    def write(self, iterator: Iterator[arrow.RecordBatch]) -> Written:
+        return self._write(iterator, self._sink, self._epoch)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """`df.writeStream`: an epoch for every micro-batch, a sink for every checkpoint."""
+
+    def write(self, iterator: Iterator[arrow.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs writers in tasks"
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if query is None or batch is None:
+            raise SourceError(
+                "Spark does not say which query and micro-batch this is, so exactly-once cannot be kept",
+                hint="write from foreachBatch with the options txnAppId and txnVersion",
+            )
+        return self._write(iterator, self._options.transaction_app_id or query, int(batch))

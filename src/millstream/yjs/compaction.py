@@ -1,0 +1,242 @@
+"""Compaction: a document's updates become a snapshot, so that who joins late need not read them all (Yjs protocol §8).
+
+One document at a time, each at most once at a time. The merging happens in a process of its own; here only bytes are
+passed on, a slice between requests. A snapshot counts when the record that names it is durable, and only that record
+ends the one before it: a crash at any point leaves the old one. History stays, unless `retention` says how old it may
+get. What fails is told in the log and tried again when as much as the threshold has been added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millstream.errors import MillstreamError, NotFound
+from millstream.protocol.content_types import OCTET_STREAM
+from millstream.protocol.offsets import format_offset
+from millstream.shard.reader import ColdPiece
+from millstream.shard.shard import Shard
+from millstream.streams.records import SnapshotRef
+from millstream.streams.state import Stream
+from millstream.tiers.blobs import Upload
+from millstream.tiers.hot import Messages
+from millstream.yjs.pipe import LENGTH, pack_records
+
+logger = logging.getLogger("millstream.yjs")
+
+WAITING_MAX: Final = 10_000
+MERGE_SECONDS_MAX: Final = 300.0
+SLICE_MESSAGES: Final = 1_000
+PIECE_BYTES: Final = 256 << 10
+HEAD_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionLimits:
+    threshold_bytes: int = 1 << 20
+    # How long history stays readable although a snapshot stands for it; None is for ever.
+    retention_seconds: float | None = None
+    snapshot_bytes_max: int = 128 << 20
+
+
+class CompactionFailed(MillstreamError):
+    code = "compaction_failed"
+
+
+def is_possible() -> bool:
+    return importlib.util.find_spec("pycrdt") is not None
+
+
+class Compactor:
+    def __init__(self, shard: Shard, limits: CompactionLimits) -> None:
+        self._shard = shard
+        self._limits = limits
+        self._is_possible = is_possible()
+        # Incarnations whose turn will come, or whose turn it is.
+        self._waiting: deque[int] = deque()
+        self._known: set[int] = set()
+        # How long documents must get before what failed is tried again.
+        self._postponed: dict[int, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def consider(self, stream: Stream) -> None:
+        """Compact a document, soon, if it has grown enough since its snapshot."""
+        if stream.tail - _covered(stream) < self._limits.threshold_bytes or not self._is_possible:
+            return
+        incarnation = stream.incarnation
+        if incarnation in self._known or stream.tail < self._postponed.get(incarnation, 0):
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            return  # its next update asks again
+        self._known.add(incarnation)
+        self._waiting.append(incarnation)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Give up what is under way: nothing is lost by that, the next update after a restart asks again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            incarnation = self._waiting.popleft()
+            stream = self._shard.machine.by_incarnation(incarnation)
+            if stream is not None and not stream.deleted:
+                await self._try(stream)
+            self._known.discard(incarnation)
+            if stream is not None and not stream.deleted:
+                self.consider(stream)  # it may have grown as much again meanwhile
+        self._task = None
+
+    async def _try(self, stream: Stream) -> None:
+        try:
+            await self._compact(stream)
+            self._postponed.pop(stream.incarnation, None)
+            return
+        except NotFound:
+            return  # it was deleted meanwhile
+        except (MillstreamError, OSError) as error:
+            logger.warning("document %s was not compacted, its updates stay as they are: %s", stream.key, error)
+        except Exception:
+            logger.exception("document %s was not compacted, its updates stay as they are", stream.key)
+        if len(self._postponed) >= WAITING_MAX:
+            self._postponed.clear()
+        self._postponed[stream.incarnation] = stream.tail + self._limits.threshold_bytes
+
+    async def _compact(self, stream: Stream) -> None:
+        start, end, snapshot = _covered(stream), stream.tail, stream.snapshot
+        # What is here now can be read even if it is trimmed or deleted meanwhile.
+        cut = self._shard.reader.cut(stream, start, end)
+        upload = self._shard.blobs.begin(self._shard.clock.random_bytes(16))
+        try:
+            head = await self._merge(self._input(snapshot, cut), upload)
+            self._tell_skipped(stream, start, head)
+            size = upload.size
+            await self._publish(stream, end, upload)
+        finally:
+            upload.discard()
+        logger.info(
+            "compacted document %s: a snapshot of %d bytes at offset %s stands for %d bytes of updates more",
+            stream.key,
+            size,
+            format_offset(end),
+            end - start,
+        )
+        await self._trim(stream, end)
+
+    async def _merge(self, pieces: AsyncIterator[bytes], upload: Upload) -> dict[str, Any]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "millstream.yjs.merging", stdin=PIPE, stdout=PIPE, limit=PIECE_BYTES
+        )
+        try:
+            async with asyncio.timeout(MERGE_SECONDS_MAX):
+                await self._feed(process, pieces)
+                head = await self._receive(process, upload)
+                code = await process.wait()
+        except TimeoutError:
+            raise CompactionFailed(f"merging took longer than {MERGE_SECONDS_MAX:.0f} seconds") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if code != 0:
+            raise CompactionFailed(f"the merging process ended with code {code}")
+        return head
+
+    @staticmethod
+    async def _feed(process: Process, pieces: AsyncIterator[bytes]) -> None:
+        assert process.stdin is not None
+        try:
+            async for piece in pieces:
+                process.stdin.write(piece)
+                await process.stdin.drain()
+            process.stdin.close()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it ended early; how, its exit code tells
+
+    async def _input(self, snapshot: SnapshotRef | None, cut: list[Messages | ColdPiece]) -> AsyncIterator[bytes]:
+        """The snapshot so far and the messages after it, as the merging process reads them."""
+        yield LENGTH.pack(snapshot.size if snapshot is not None else 0)
+        if snapshot is not None:
+            async for piece in self._shard.blobs.read(snapshot.blob, snapshot.size):
+                yield piece
+        for place in cut:
+            messages = await self._shard.reader.fetch(place)
+            for first in range(0, len(messages), SLICE_MESSAGES):
+                yield pack_records(messages[first : first + SLICE_MESSAGES])
+
+    async def _receive(self, process: Process, upload: Upload) -> dict[str, Any]:
+        output = process.stdout
+        assert output is not None
+        try:
+            (length,) = LENGTH.unpack(await output.readexactly(LENGTH.size))
+            head: dict[str, Any] = json.loads(await output.readexactly(min(length, HEAD_BYTES_MAX)))
+        except asyncio.IncompleteReadError:
+            raise CompactionFailed(f"the merging process ended with code {await process.wait()}") from None
+        if "error" in head:
+            raise CompactionFailed(f"merging failed: {head['error']}")
+        while piece := await output.read(PIECE_BYTES):
+            if upload.size + len(piece) > self._limits.snapshot_bytes_max:
+                raise CompactionFailed(
+                    f"the snapshot is larger than {self._limits.snapshot_bytes_max} bytes",
+                    hint="raise read.snapshot_bytes_max",
+                )
+            upload.write(piece)
+        return head
+
+    @staticmethod
+    def _tell_skipped(stream: Stream, start: int, head: dict[str, Any]) -> None:
+        for place, reason in head["skipped"]:
+            logger.warning(
+                "document %s has a malformed update at offset %s, which its snapshot leaves out: %s",
+                stream.key,
+                format_offset(start + place),
+                reason,
+            )
+        more = head["skipped_count"] - len(head["skipped"])
+        if more:
+            logger.warning("document %s has %d more malformed updates", stream.key, more)
+
+    async def _publish(self, stream: Stream, offset: int, upload: Upload) -> None:
+        published: asyncio.Future[Stream | MillstreamError] = asyncio.get_running_loop().create_future()
+
+        def finished(outcome: Stream | MillstreamError) -> None:
+            if not published.done():
+                published.set_result(outcome)
+
+        self._shard.publish_snapshot(
+            stream.key,
+            offset,
+            OCTET_STREAM,
+            upload,
+            finished,
+            trims=False,
+            incarnation=stream.incarnation,
+        )
+        outcome = await published
+        if isinstance(outcome, MillstreamError):
+            raise outcome
+
+    async def _trim(self, stream: Stream, snapshot_offset: int) -> None:
+        """Give up the history that is older than it need be; never what no snapshot stands for."""
+        if self._limits.retention_seconds is None:
+            return
+        oldest_ms = self._shard.clock.now_ms() - int(self._limits.retention_seconds * 1000)
+        boundary = self._shard.reader.oldest_since(stream, oldest_ms, snapshot_offset)
+        if boundary > stream.earliest:
+            self._shard.trim(stream, boundary, lambda outcome: None)
+
+
+def _covered(stream: Stream) -> int:
+    """Up to where a document's snapshot stands for its updates."""
+    return stream.snapshot.offset if stream.snapshot is not None else stream.earliest

@@ -1,0 +1,138 @@
+"""`millstream doctor`: finds what is wrong, says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream import config as configuration
+from millstream.cli.checks import Finding, run_checks
+from millstream.clock import SystemClock
+from support.commands import command_line, environment, millstream
+from support.server import ServerProcess
+
+
+def findings(*assignments: str) -> dict[str, Finding]:
+    config = configuration.load(None, {}, assignments)
+    return {finding.check: finding for finding in run_checks(config, SystemClock())}
+
+
+def contents(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+def test_a_sound_machine_is_well(tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    found = findings(
+        f"server.data_dir={tmp_path / 'new' / 'data'}", "server.listen=127.0.0.1:0", "http.connections_max=10"
+    )
+    assert [finding.check for finding in found.values() if finding.level == "problem"] == []
+    assert "does not exist yet and can be made" in found["data directory"].message
+    assert set(found) == {
+        "data directory",
+        "disk",
+        "durability",
+        "object store",
+        "clock",
+        "open files",
+        "memory",
+        "port",
+    }
+    assert contents(tmp_path) == before
+
+
+def test_a_running_server_is_recognised_and_not_disturbed(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        assert server.process is not None
+        before = contents(tmp_path / "data")
+        listen = server.url.removeprefix("http://")
+        done = millstream("doctor", "--data-dir", str(tmp_path / "data"), "--listen", listen, "--json")
+        report: dict[str, Any] = json.loads(done.stdout)
+        said = {finding["check"]: finding["message"] for finding in report["findings"]}
+        assert done.returncode == 0 and report["is_well"], report
+        assert f"in use by process {server.process.pid}" in said["data directory"]
+        assert said["port"].startswith("a millstream server (")
+        assert "an object was written, read and deleted" in said["object store"]
+        assert contents(tmp_path / "data") == before
+        assert server.stop() == 0
+
+
+def test_a_wrong_setting_is_the_first_thing_found(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("version = 1\n[server]\nlisten = 7\n")
+    done = millstream("doctor", "--config", str(tmp_path / "bad.toml"))
+    assert done.returncode == 1
+    assert "✗ configuration:" in done.stdout.decode() and "HOST:PORT" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("check", "assignments", "message", "hint"),
+    [
+        ("data directory", ("server.data_dir=/proc/nowhere",), "/proc cannot be written", "give the server's user"),
+        ("data directory", ("server.data_dir=/etc/hostname/data",), "is not a directory", "--data-dir"),
+        ("durability", ("server.data_dir=/dev/shm/millstream",), "is on tmpfs, which is memory", "on a disk"),
+        ("object store", ("cold.backend=memory",), "kept in memory", "cold.backend"),
+        ("object store", ("cold.backend=s3",), "cold.s3_bucket is not set", "cold.*"),
+        (
+            "object store",
+            (
+                "cold.backend=s3",
+                "cold.s3_bucket=b",
+                "cold.s3_endpoint=http://127.0.0.1:9",
+                "cold.s3_access_key_id=a",
+                "cold.s3_secret_access_key=b",
+            ),
+            "s3 cannot be used",
+            "credentials",
+        ),
+        ("object store", ("cold.path=/proc/nowhere",), "/proc cannot be written", "cold.path"),
+        ("port", ("server.listen=192.0.2.1:80",), "cannot listen on 192.0.2.1:80", "--listen"),
+    ],
+)
+def test_a_problem_comes_with_its_remedy(
+    tmp_path: Path, check: str, assignments: tuple[str, ...], message: str, hint: str
+) -> None:
+    found = findings(f"server.data_dir={tmp_path}", "server.listen=127.0.0.1:0", *assignments)[check]
+    assert found.level == "problem" and message in found.message and hint in (found.hint or ""), found
+
+
+def test_another_program_on_the_port_is_a_problem(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = findings(f"server.data_dir={tmp_path}", f"server.listen=127.0.0.1:{port}")["port"]
+    assert found.level == "problem" and f"another program listens on 127.0.0.1:{port}" in found.message
+
+
+def test_few_open_files_are_a_warning(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500))
+
+    done = subprocess.run(
+        command_line("doctor", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(),
+        preexec_fn=limit,
+    )
+    assert done.returncode == 0
+    assert (
+        "! open files:     500 open files are allowed" in done.stdout
+        and "fix: raise the limit to 20,256" in done.stdout
+    )
+    assert done.stdout.splitlines()[-1].endswith("warning")
+
+
+def test_an_unset_clock_is_a_problem(tmp_path: Path) -> None:
+    class Unset(SystemClock):
+        def now_ms(self) -> int:
+            return 1_000_000
+
+    config = configuration.load(None, {}, (f"server.data_dir={tmp_path}", "server.listen=127.0.0.1:0"))
+    found = {finding.check: finding for finding in run_checks(config, Unset())}["clock"]
+    assert found.level == "problem" and "1970-01-01" in found.message

@@ -1,0 +1,182 @@
+"""Logs: JSON where nobody watches, human on a terminal, with request ids, and never a payload."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from millstream.config import LoggingSection
+from millstream.server.logs import HumanFormatter, JsonFormatter, configure_logging
+from support.raw_http import RawConnection
+from support.server import ServerProcess
+
+TEXT = {"content-type": "text/plain"}
+PATH = "/v1/stream/logs/s"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """For tests that leave nothing behind in it."""
+    with ServerProcess(tmp_path_factory.mktemp("logs") / "data") as server:
+        yield server
+
+
+def lines(server: ServerProcess) -> list[dict[str, object]]:
+    return [json.loads(line) for line in server.stderr().splitlines()]
+
+
+def test_every_line_is_json_when_it_does_not_go_to_a_terminal(server: ServerProcess) -> None:
+    assert httpx.put(server.url + PATH, headers=TEXT).status_code == 201
+    assert server.stop() == 0
+    seen = lines(server)
+    assert seen
+    assert "access_log" not in server.stderr()  # which is there only if it is asked for
+    for line in seen:
+        assert line.keys() >= {"time", "level", "logger", "message"}
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(line["time"]))
+
+
+def test_the_access_log_says_who_asked_for_what_and_how_it_ended_and_no_payload(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", settings=("logging.access=true",)) as server:
+        payload = b"a-payload-nobody-should-see"
+        with httpx.Client(base_url=server.url, headers={"x-request-id": "trace-7"}) as client:
+            assert client.put(PATH, content=payload, headers=TEXT).status_code == 201
+            assert client.post(PATH, content=payload, headers=TEXT).status_code == 204
+            assert payload in client.get(PATH, params={"offset": "-1", "secret": "in-the-query"}).content
+            assert client.post(f"{PATH}-none", content=payload, headers=TEXT).status_code == 404
+        assert server.stop() == 0
+        access = [line for line in lines(server) if line["logger"] == "millstream.access_log"]
+        assert [(line["message"], line["status"], line["request_id"]) for line in access] == [
+            (f"PUT {PATH} 201", 201, "trace-7"),
+            (f"POST {PATH} 204", 204, "trace-7"),
+            (f"GET {PATH} 200", 200, "trace-7"),
+            (f"POST {PATH}-none 404", 404, "trace-7"),
+        ]
+        assert all(isinstance(line["milliseconds"], float) and line["address"] == "127.0.0.1" for line in access)
+        assert payload.decode() not in server.stderr()
+        assert "in-the-query" not in server.stderr()
+
+
+def test_a_request_keeps_the_id_it_came_with_and_gets_one_otherwise(running: ServerProcess) -> None:
+    with httpx.Client(base_url=running.url) as client:
+        assert client.get("/healthz", headers={"x-request-id": "abc-123"}).headers["x-request-id"] == "abc-123"
+        made = {client.get("/healthz").headers["x-request-id"] for _ in range(5)}
+        assert len(made) == 5
+        assert client.get("/v1/stream/%zz").headers["x-request-id"] not in made
+
+
+@pytest.mark.parametrize("given", ["has space", "x" * 129, 'quote"', "<script>", "é", "tab\there"])
+def test_an_id_that_could_not_stand_in_a_log_is_replaced(running: ServerProcess, given: str) -> None:
+    with RawConnection(running.url) as connection:
+        answer = connection.exchange("GET", "/healthz", [("X-Request-Id", given.encode())])
+        assert re.fullmatch(r"[0-9a-f]+-[0-9a-f]+-[0-9a-f]+", answer.headers["x-request-id"])
+
+
+def test_refusals_of_malformed_requests_have_an_id_too(running: ServerProcess) -> None:
+    with RawConnection(running.url) as connection:
+        connection.send(b"NOT HTTP\r\n\r\n")
+        assert connection.answer().headers["x-request-id"]
+
+
+def record(level: int = logging.WARNING, **extra: object) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "millstream.x", "levelno": level, "levelname": logging.getLevelName(level)})
+    made.msg, made.args = "flush %s failed", ("7",)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_person_gets_one_readable_line_coloured_only_on_a_terminal() -> None:
+    plain = HumanFormatter(False).format(record(request_id="r-1"))
+    assert re.fullmatch(r"\S+Z WARNING  millstream\.x: flush 7 failed  \[request_id=r-1\]", plain)
+    assert HumanFormatter(True).format(record()).startswith("\033[33m")
+    assert "\033" not in HumanFormatter(True).format(record(logging.INFO))
+
+
+def test_an_exception_stays_within_its_line() -> None:
+    try:
+        raise ValueError("broken\nhere")
+    except ValueError:
+        import sys
+
+        line = JsonFormatter().format(record(exc_info=sys.exc_info()))
+    assert "\n" not in line
+    assert "broken" in json.loads(line)["exception"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("section", "stream", "is_json"),
+    [
+        (LoggingSection(), io.StringIO(), True),
+        (LoggingSection(), Terminal(), False),
+        (LoggingSection(format="json"), Terminal(), True),
+        (LoggingSection(format="human"), io.StringIO(), False),
+    ],
+)
+def test_the_format_follows_the_stream_unless_it_is_set(
+    section: LoggingSection, stream: io.StringIO, is_json: bool
+) -> None:
+    root = logging.getLogger()
+    former, level = root.handlers[:], root.level
+    try:
+        configure_logging(section, stream)
+        logging.getLogger("millstream.test").info("hello")
+        logging.getLogger("millstream.test").debug("unseen")
+    finally:
+        for handler in root.handlers[:]:
+            root.removeHandler(handler)
+        for handler in former:
+            root.addHandler(handler)
+        root.setLevel(level)
+    assert stream.getvalue().startswith("{") == is_json
+    assert "hello" in stream.getvalue() and "unseen" not in stream.getvalue()
+
+
+def test_sighup_reloads_level_access_log_and_limits_and_says_what_needs_a_restart(tmp_path: Path) -> None:
+    config = tmp_path / "millstream.toml"
+    config.write_text("version = 1\n")
+    command = (*ServerProcess(tmp_path)._command, "--config", str(config))
+    with ServerProcess(tmp_path / "data", command=command) as server:
+        assert server.process is not None
+
+        def reload(content: str, until: str) -> None:
+            config.write_text(f"version = 1\n{content}")
+            server.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
+            deadline = time.monotonic() + 10
+            while until not in server.stderr():
+                assert time.monotonic() < deadline, server.stderr()
+                time.sleep(0.02)
+
+        reload("[logging]\naccess = true\nlevel = 'debug'\n", "level debug")
+        assert httpx.get(server.url + "/healthz").status_code == 200
+        assert "GET /healthz 200" in server.stderr()
+        reload("[http]\nbody_bytes_max = '1KiB'\n", "level info")
+        too_large = httpx.post(server.url + PATH, content=bytes(2000), headers=TEXT)
+        assert too_large.status_code == 413
+        before = server.stderr().count("reloaded")
+        reload("[limits]\naddress_requests_per_second = 1\nburst = '1s'\n", "reloaded")
+        while server.stderr().count("reloaded") == before:
+            time.sleep(0.02)
+        with RawConnection(server.url) as connection:
+            connection.send(connection.request("GET", "/v1/stream/a/b") * 20)
+            assert 429 in {connection.answer().status for _ in range(20)}
+        reload("[log]\nsegment_bytes = '1MiB'\n", "need a restart: log.segment_bytes")
+        reload("[nonsense]\nkey = 1\n", "the former one stays")
+        deadline = time.monotonic() + 10
+        while httpx.get(server.url + "/healthz").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert server.stop() == 0

@@ -1,0 +1,77 @@
+"""The same gate under the ASGI adapter, in a real uvicorn."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.access import Issuer, bearer, make_token
+from support.server import wait_until_healthy
+
+APP = """
+from millstream.server.asgi import MillstreamApp
+
+app = MillstreamApp({data_dir!r}, auth__enabled="true", auth__jwks_file={keys!r}, auth__jwt_leeway="0s")
+"""
+TEXT = {"content-type": "text/plain"}
+ISSUER = Issuer()
+PATH = "/v1/stream/team-a/s"
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    directory = tmp_path_factory.mktemp("asgi-access")
+    token = make_token(directory / "data" / "tokens.json", "admin:team-a")
+    keys = directory / "keys.json"
+    keys.write_text(json.dumps(ISSUER.jwks()))
+    (directory / "guarded_app.py").write_text(APP.format(data_dir=str(directory / "data"), keys=str(keys)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "guarded_app:app", "--port", str(port), "--app-dir", str(directory)]
+    with (directory / "stderr").open("w") as stderr:
+        process = subprocess.Popen([*command, "--log-level", "warning"], cwd=directory, stderr=stderr)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_healthy(url)
+        assert httpx.put(url + PATH, headers={**TEXT, **bearer(token)}, content=b"1").status_code == 201
+        yield url, token, directory
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert "Traceback" not in (directory / "stderr").read_text()
+
+
+def test_a_token_is_asked_for_and_judged(mounted: tuple[str, str, Path]) -> None:
+    url, token, _ = mounted
+    missing = httpx.get(url + PATH)
+    assert (missing.status_code, missing.headers["www-authenticate"]) == (401, 'Bearer realm="millstream"')
+    assert httpx.get(url + PATH, headers=bearer(token)).content == b"1"
+    assert httpx.get(f"{url}/v1/stream/team-b/s", headers=bearer(token)).status_code == 403
+    assert httpx.get(url + "/healthz").headers["x-request-id"]
+
+
+def test_sse_ends_when_its_token_expires(mounted: tuple[str, str, Path]) -> None:
+    url, _, _ = mounted
+    token = ISSUER.sign({"sub": "ada", "exp": time.time() + 2, "scope": "read:team-a"})
+    query = {"offset": "-1", "live": "sse"}
+    started = time.monotonic()
+    with httpx.stream("GET", url + PATH, params=query, headers=bearer(token), timeout=20) as follower:
+        assert follower.status_code == 200
+        assert "data:1" in "\n".join(follower.iter_lines())  # to the end of the body
+    assert time.monotonic() - started < 10
+
+
+def test_a_body_nobody_allowed_is_not_taken_in(mounted: tuple[str, str, Path]) -> None:
+    url, _, directory = mounted
+    snapshot = f"{url}/team-a/s/snapshot/0000000000000000_0000000000000001"
+    assert httpx.put(snapshot, content=bytes(4 << 20)).status_code == 401
+    assert not any((directory / "data" / "uploads").iterdir())

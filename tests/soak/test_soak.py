@@ -1,0 +1,118 @@
+"""Left running: mixed traffic, clients that vanish, slow readers and restarts, after which nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from support.server import ServerProcess
+from support.traffic import STREAMS, Traffic, path_of
+
+SETTINGS = (
+    "cold.flush_interval=1s",
+    "hot.keep_bytes=1MiB",
+    "cold.cache_bytes=8MiB",
+    "http.send_timeout=2s",
+    "http.header_timeout=2s",
+    "http.body_timeout=2s",
+    "http.idle_timeout=5s",
+    "http.write_buffer_bytes_max=64KiB",
+    "read.long_poll_timeout=2s",
+    "read.sse_lifetime=5s",
+    "server.stop_timeout=10s",
+)
+QUIET_SECONDS = 30.0
+# What an allocator keeps of what it was once given, and what the streams' own history takes in the catalog.
+MEMORY_SLACK_BYTES = 40 << 20
+
+
+class State(NamedTuple):
+    """What a server holds."""
+
+    memory_bytes: int
+    files: int
+    connections: int
+    live_readers: int
+
+
+def state_of(server: ServerProcess) -> State:
+    assert server.process is not None
+    process = Path(f"/proc/{server.process.pid}")
+    with httpx.Client(base_url=server.url) as client:
+        metrics = client.get("/metrics").text
+        files = sum(1 for _ in (process / "fd").iterdir()) - 1  # without the socket that asks
+    memory = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return State(memory, files, _sum(metrics, "connections") - 1, _sum(metrics, "live_readers"))
+
+
+def _sum(metrics: str, name: str) -> int:
+    """The sum of a metric's samples."""
+    return sum(map(int, re.findall(rf"^millstream_{name}(?:{{.*}})? (\d+)$", metrics, re.MULTILINE)))
+
+
+def settled(server: ServerProcess, baseline: State | None = None) -> State:
+    """The server's state once clients are gone and time-outs are over."""
+    deadline = time.monotonic() + QUIET_SECONDS
+    while True:
+        state = state_of(server)
+        is_quiet = state.connections == 0 and state.live_readers == 0
+        if is_quiet and (baseline is None or state.files <= baseline.files):
+            return state
+        assert time.monotonic() < deadline, f"{state} does not become {baseline}"
+        time.sleep(0.25)
+
+
+def check_content(server: ServerProcess, acknowledged: dict[int, list[bytes]]) -> None:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for number in range(STREAMS):
+            content, offset = b"", "-1"
+            while True:
+                answer = client.get(path_of(number), params={"offset": offset})
+                content, offset = content + answer.content, answer.headers["stream-next-offset"]
+                if "stream-up-to-date" in answer.headers:
+                    break
+            expected = b"".join(acknowledged[number])
+            assert content[: len(expected)] == expected, f"stream {number} lost or changed something acknowledged"
+
+
+def soak(directory: Path, rounds: int, seconds: float) -> None:
+    """Rounds of traffic; between them the server is stopped, or killed, and started again."""
+    everything: dict[int, list[bytes]] = {number: [] for number in range(STREAMS)}
+    with ServerProcess(directory / "data", settings=SETTINGS) as server:
+        for number in range(rounds):
+            # A first short run fills caches, pools and the allocator: what is there afterwards is where it begins.
+            for length in (min(seconds / 4, 20.0), seconds):
+                baseline = settled(server) if length == seconds else None
+                with Traffic(server.url, number, everything) as traffic:
+                    time.sleep(length)
+                assert traffic.problems == []
+                assert traffic.counts.keys() >= {"_follow", "_vanish", "_misbehave", "_come_and_go"}
+            assert baseline is not None
+            after = settled(server, baseline)
+            print(f"round {number}: {baseline} -> {after}; {sum(map(len, everything.values()))} messages")
+            assert after.memory_bytes - baseline.memory_bytes < MEMORY_SLACK_BYTES
+            assert after.files <= baseline.files
+            if number % 2:
+                server.kill()
+            else:
+                assert server.stop() == 0
+            assert "Traceback" not in server.stderr()
+            server.start()
+            check_content(server, everything)
+        assert server.stop() == 0
+
+
+def test_after_mixed_traffic_and_restarts_nothing_is_left_behind(tmp_path: Path) -> None:
+    soak(tmp_path, rounds=1, seconds=6)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_after_ten_minutes_of_mixed_traffic_and_restarts_nothing_is_left_behind(tmp_path: Path) -> None:
+    soak(tmp_path, rounds=4, seconds=130)

@@ -1,0 +1,278 @@
+"""Writes: what rows become, and that every one of them is there once whatever is repeated, retried or replayed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pyarrow as arrow
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from millstream.spark.appends import Group, Sender, Totals, groups_of
+from millstream.spark.errors import SourceError
+from millstream.spark.options import write_options
+from millstream.spark.spool import Spool
+from support.server import ServerProcess
+from support.spark_source import JSON, TEXT, Streams, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def written(table: arrow.Table, options: dict[str, str], epoch: int = 0, producer: str = "spark:test:0") -> Totals:
+    """What a task does with its rows."""
+    parsed = write_options(options)
+    totals = Totals()
+    sender = Sender(parsed, producer, epoch, totals)
+    try:
+        for group in groups_of(table, from_arrow_schema(table.schema), parsed):
+            sender.send(group)
+    finally:
+        sender.close()
+    return totals
+
+
+def table_of(rows: int, streams: int = 3) -> arrow.Table:
+    return arrow.table(
+        {
+            "stream": [f"out-{number % streams}" for number in range(rows)],
+            "payload": [json.dumps({"n": number}).encode() for number in range(rows)],
+        }
+    )
+
+
+def shuffled(table: arrow.Table, seed: int) -> arrow.Table:
+    order = list(range(table.num_rows))
+    random.Random(seed).shuffle(order)
+    return table.take(order)
+
+
+def numbers(streams: Streams, count: int = 3) -> dict[str, list[int]]:
+    return {f"out-{number}": [message["n"] for message in streams.messages(f"out-{number}")] for number in range(count)}
+
+
+def test_rows_keep_their_order_and_many_make_one_append(streams: Streams) -> None:
+    totals = written(table_of(30), streams.options())
+    assert (totals.messages, totals.appends, totals.repeated) == (30, 3, 0)
+    assert numbers(streams) == {f"out-{one}": list(range(one, 30, 3)) for one in range(3)}
+
+
+def test_repeated_task_with_its_rows_in_another_order_writes_nothing_twice(streams: Streams) -> None:
+    table = table_of(300)
+    written(table, streams.options())
+    totals = written(shuffled(table, 1), streams.options())
+    assert totals.repeated == totals.appends == 3
+    assert numbers(streams) == {f"out-{one}": list(range(one, 300, 3)) for one in range(3)}
+
+
+def test_half_written_task_is_completed_in_another_order(streams: Streams) -> None:
+    """The trap: the first attempt died behind its first stream; the second sees other rows first."""
+    table = table_of(300)
+    options = write_options(streams.options())
+    sender = Sender(options, "spark:test:0", 0, Totals())
+    first = next(groups_of(table, from_arrow_schema(table.schema), options))
+    sender.send(first)
+    sender.close()
+    totals = written(shuffled(table, 2), streams.options())
+    assert totals.repeated == 1
+    assert {name: sorted(found) for name, found in numbers(streams).items()} == {
+        f"out-{one}": list(range(one, 300, 3)) for one in range(3)
+    }
+
+
+def test_zombie_of_an_earlier_micro_batch_is_fenced(streams: Streams) -> None:
+    written(table_of(3), streams.options(), epoch=7)
+    with pytest.raises(SourceError, match=r"takes no messages of this write: .*stale.*txnAppId"):
+        written(table_of(6), streams.options(), epoch=6)
+    assert numbers(streams) == {"out-0": [0], "out-1": [1], "out-2": [2]}
+
+
+@pytest.mark.parametrize("order", ["n", "arrival"])
+def test_more_than_an_append_holds_is_exact_with_an_order(streams: Streams, order: str) -> None:
+    table = table_of(200, streams=1).append_column("n", arrow.array(range(200)))
+    options = streams.options(maxAppendBytes="100", orderBy=order)
+    parsed = write_options(options)
+    appends = list(
+        Sender(parsed, "spark:test:0", 0, Totals())._appends(
+            next(groups_of(table, from_arrow_schema(table.schema), parsed))
+        )
+    )
+    assert len(appends) > 10 and all(len(body) <= 100 for body, _ in appends)
+    # The first attempt stops in the middle.
+    sender = Sender(parsed, "spark:test:0", 0, Totals())
+    group = next(groups_of(table, from_arrow_schema(table.schema), parsed))
+    for seq, (body, _) in enumerate(appends[:7]):
+        sender._append(group, body, seq)
+    sender.close()
+    totals = written(shuffled(table, 3) if order == "n" else table, options)
+    assert totals.repeated == 7
+    assert numbers(streams, 1) == {"out-0": list(range(200))}
+
+
+def test_half_written_rows_without_an_order_are_an_error_and_never_guessed(streams: Streams) -> None:
+    table = table_of(200, streams=1)
+    options = streams.options(maxAppendBytes="100")
+    parsed = write_options(options)
+    group = next(groups_of(table, from_arrow_schema(table.schema), parsed))
+    sender = Sender(parsed, "spark:test:0", 0, Totals())
+    body, _ = next(sender._appends(group))
+    sender._append(group, body, 0)
+    sender.close()
+    before = streams.messages("out-0")
+    with pytest.raises(SourceError, match=r"stream '.*/out-0' gets 200 messages .* option orderBy="):
+        written(shuffled(table, 4), options)
+    assert streams.messages("out-0") == before
+    # A first attempt is no problem: nobody was there before it.
+    written(table, options, epoch=1)
+    assert [message["n"] for message in streams.messages("out-0")][len(before) :] == list(range(200))
+
+
+def test_streams_of_bytes_get_a_message_a_row(streams: Streams) -> None:
+    table = arrow.table({"stream": ["log"] * 3, "payload": [b"a\x00", b"b", b"c\xff"]})
+    options = streams.options(contentType="application/octet-stream", orderBy="arrival")
+    assert written(table, options).appends == 3
+    assert written(table, options).repeated == 3
+    rows = sorted(read(streams.options(stream="log")), key=lambda row: int(row["offset"]))
+    assert [row["payload"] for row in rows] == [b"a\x00", b"b", b"c\xff"]
+
+
+def test_refusals_name_the_stream_and_the_remedy(streams: Streams) -> None:
+    streams.create("out-0", TEXT)
+    with pytest.raises(SourceError, match=r"stream '.*/out-0' takes no messages.*option 'contentType'"):
+        written(table_of(1), streams.options())
+    with pytest.raises(SourceError, match=r"out-1' .*does not exist.*createStreams=true"):
+        written(table_of(2).slice(1), streams.options(createStreams="false"))
+    bad = arrow.table({"stream": ["out-2"], "payload": [b"{not json"]})
+    with pytest.raises(SourceError, match=r"out-2' takes no messages of this write: 400"):
+        written(bad, streams.options())
+    streams.append("done", {"n": 1})
+    streams.client.post(f"/{streams.bucket}/done", headers={**JSON, "stream-closed": "true"})
+    with pytest.raises(SourceError, match=r"done' takes no messages of this write: it is closed"):
+        written(arrow.table({"stream": ["done"], "payload": [b"1"]}), streams.options())
+    with pytest.raises(SourceError, match="column 'stream' is null in some rows"):
+        written(arrow.table({"stream": ["a", None], "payload": [b"1", b"2"]}), streams.options())
+
+
+def test_spool_holds_in_a_file_what_memory_does_not(tmp_path: Path) -> None:
+    batches = [arrow.record_batch({"n": list(range(at, at + 100))}) for at in range(0, 1000, 100)]
+    with Spool(memory_bytes=2000) as spool:
+        for batch in batches:
+            spool.add(batch)
+        table = spool.table()
+        assert table is not None and table.column("n").to_pylist() == list(range(1000))
+        path = spool._path
+        assert path is not None and path.exists()
+        del table
+    assert not path.exists()
+    with Spool() as spool:
+        assert spool.table() is None
+
+
+def test_groups_come_in_one_order_whatever_the_rows_come_in() -> None:
+    options = write_options({"url": "http://x", "bucket": "b", "orderBy": "n"})
+    table = table_of(50).append_column("n", arrow.array(range(50)))
+    schema = from_arrow_schema(table.schema)
+
+    def of(rows: arrow.Table) -> list[Group]:
+        return list(groups_of(rows, schema, options))
+
+    assert of(shuffled(table, 5)) == of(shuffled(table, 6)) == of(table)
+
+
+# -- with Spark ------------------------------------------------------------------------------------------------------
+
+
+def write(frame: DataFrame, streams: Streams, **more: str) -> None:
+    frame.write.format("millstream").options(**streams.options(**more)).mode("append").save()
+
+
+def test_columns_become_json_as_spark_would_write_it(spark: SparkSession, streams: Streams) -> None:
+    moment = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+    rows = [("out", 1, Decimal("1.50"), moment, None, {"k": 1}, [1, 2], bytearray(b"hi"), (True, None))]
+    schema = (
+        "stream STRING, n INT, price DECIMAL(10,2), at TIMESTAMP, gone STRING, labels MAP<STRING, INT>,"
+        " tags ARRAY<INT>, raw BINARY, inner STRUCT<yes: BOOLEAN, no: INT>"
+    )
+    write(spark.createDataFrame(rows, schema), streams)
+    assert streams.messages("out") == [
+        {
+            "n": 1,
+            "price": 1.5,
+            "at": "2026-01-31T12:00:00.250000Z",
+            "labels": {"k": 1},
+            "tags": [1, 2],
+            "raw": "aGk=",
+            "inner": {"yes": True},
+        }
+    ]
+
+
+def test_write_with_the_same_transaction_is_done_once(spark: SparkSession, streams: Streams) -> None:
+    frame = spark.range(0, 200, 1, 3).selectExpr("concat('out-', id % 3) AS stream", "id AS n")
+    once = {"txnAppId": "loader", "txnVersion": "4"}
+    write(frame, streams, **once)
+    write(frame, streams, **once)
+    found = {name: sorted(values) for name, values in numbers(streams).items()}
+    assert found == {f"out-{one}": list(range(one, 200, 3)) for one in range(3)}
+    with pytest.raises(PySparkException, match="higher txnVersion"):
+        write(frame, streams, txnAppId="loader", txnVersion="3")
+    write(frame, streams)
+    assert sum(map(len, numbers(streams).values())) == 400
+
+
+@pytest.fixture
+def copied(spark: SparkSession, streams: Streams, tmp_path: Path) -> Iterator[Any]:
+    """A query from a bucket's streams into copies of them, started as often as a test likes."""
+
+    def run() -> Any:
+        source = spark.readStream.format("millstream").options(
+            **streams.options(prefix="in-", startingOffsets="earliest")
+        )
+        frame = source.load().selectExpr("replace(stream, 'in-', 'out-') AS stream", "payload")
+        sink = frame.writeStream.format("millstream").options(**streams.options())
+        sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = sink.trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        return query
+
+    yield run
+
+
+def test_replayed_micro_batch_is_deduplicated(copied: Any, streams: Streams, tmp_path: Path) -> None:
+    for number in range(30):
+        streams.append(f"in-{number % 3}", {"n": number})
+    copied()
+    for number in range(30, 60):
+        streams.append(f"in-{number % 3}", {"n": number})
+    copied()
+    # The driver died after the last micro-batch was written and before it was committed; its data was flushed since.
+    commits = sorted(
+        (path for path in (tmp_path / "checkpoint" / "commits").iterdir() if path.name.isdigit()),
+        key=lambda path: int(path.name),
+    )
+    assert len(commits) == 2
+    for path in commits[-1].parent.glob(f"*{commits[-1].name}*"):
+        path.unlink()
+    streams.flush()
+    copied()
+    assert numbers(streams) == {f"out-{one}": list(range(one, 60, 3)) for one in range(3)}
+
+
+def test_bucket_may_be_a_column(spark: SparkSession, streams: Streams, source_server: ServerProcess) -> None:
+    with Streams(source_server, f"{streams.bucket}-b") as other:
+        rows = [(streams.bucket, "x", "1"), (other.bucket, "x", "2"), (other.bucket, "y", "3")]
+        frame = spark.createDataFrame(rows, "bucket STRING, stream STRING, payload STRING").coalesce(1)
+        frame.write.format("millstream").option("url", streams.url).mode("append").save()
+        assert (streams.messages("x"), other.messages("x"), other.messages("y")) == ([1], [2], [3])
+        lost = spark.createDataFrame([("nowhere-at-all", "x", "1")], "bucket STRING, stream STRING, payload STRING")
+        with pytest.raises(PySparkException, match=r"'bucket' is 'nowhere-at-all', and .* has no such bucket"):
+            lost.write.format("millstream").option("url", streams.url).mode("append").save()
+        assert httpx.get(f"{streams.url}/nowhere-at-all").status_code == 404

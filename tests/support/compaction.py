@@ -1,0 +1,51 @@
+"""Compactions without Spark: planned and written here as the job does it, so that tests can spoil any step."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from millstream.pipeline.planning import Group, Limits, groups_of, plan_group, weigh
+from millstream.pipeline.rewriting import Part, rewrite_part
+from millstream.pipeline.view import load_view
+from millstream.streams.records import SegmentRef
+from millstream.tiers.cold import compacted_path
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
+
+LIMITS = Limits(128 << 20, 2, 0.3)
+
+
+async def plan(settings: ObjectStoreSettings, limits: Limits = LIMITS) -> list[Group]:
+    objects = open_objects(settings)
+    view = await load_view(objects)
+    weights = await weigh(objects, view, None)
+    return [await plan_group(objects, view, weights, limits) for weights in groups_of(weights, limits)]
+
+
+def parts_of(settings: ObjectStoreSettings, group: Group) -> list[Part]:
+    first = min(group.sources, key=lambda segment: segment.first_position)
+    return [
+        Part(
+            settings,
+            compacted_path(group.bucket, first.first_at_ms, 0, first.first_position, secrets.token_bytes(8)),
+            group.bucket,
+            group.shard,
+            group.sources,
+            *edges,
+            group.kept_from,
+        )
+        for edges in group.ranges()
+    ]
+
+
+async def write(settings: ObjectStoreSettings, group: Group) -> list[SegmentRef]:
+    return [await rewrite_part(part) for part in parts_of(settings, group)]
+
+
+def proposal(group: Group, segments: list[SegmentRef]) -> dict[str, Any]:
+    """The body of `POST /cluster/compactions`."""
+    fields = SegmentRef.__struct_fields__
+    return {
+        "replace": [source.path for source in group.sources],
+        "segments": [{name: getattr(segment, name) for name in fields} for segment in segments],
+    }

@@ -1,0 +1,196 @@
+"""Documents over plain HTTP, beyond the conformance table: creation rules, names, producers, awareness, no pycrdt."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from millstream.protocol.lib0 import frame_update, split_frames
+from millstream.server.asgi import MillstreamApp
+from support.server import PYTHON, ServerProcess
+from support.yjs import OCTETS, DocumentClient, Typist, wait_for
+
+START = "0000000000000000_0000000000000000"
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.fixture(scope="module")
+def strict_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service in which documents must be created."""
+    folder = tmp_path_factory.mktemp("strict") / "data"
+    with ServerProcess(folder, settings=("yjs.implicit_create=false",)) as server:
+        yield f"{server.url}/v1/yjs/notes"
+
+
+def test_without_implicit_creation_everything_is_404_before_put(strict_url: str) -> None:
+    document = DocumentClient(strict_url, "plan")
+    update = frame_update(Typist().type("hello"))
+    missing = (404, "DOCUMENT_NOT_FOUND")
+    assert code(document.post(update)) == missing
+    assert code(document.post(b"x", awareness="default")) == missing
+    assert code(document.get(offset="snapshot")) == missing
+    assert code(document.get(offset="-1")) == missing
+    assert code(document.get(offset="-1", live="true")) == missing
+    assert code(document.get(awareness="default", offset="now", live="true")) == missing
+    assert document.http.head(document.url).status_code == 404
+    assert code(document.http.delete(document.url)) == missing
+    assert document.http.put(document.url, headers=OCTETS).status_code == 201
+    assert document.http.put(document.url, headers=OCTETS).status_code == 200
+    assert document.post(update).status_code == 204
+    assert document.post(b"x", awareness="default").status_code == 204
+    assert document.load() == "hello"
+    document.http.close()
+
+
+def test_a_long_poll_on_a_document_nobody_wrote_to_gets_its_first_update(document: DocumentClient) -> None:
+    update = Typist().type("first")
+    later = threading.Timer(0.2, lambda: httpx.post(document.url, content=frame_update(update), headers=OCTETS))
+    later.start()
+    answer = document.get(offset="-1", live="true")
+    assert (answer.status_code, split_frames(answer.content)) == (200, [update])
+    later.join()
+
+
+def test_a_long_poll_on_a_document_nobody_writes_to_ends(document: DocumentClient) -> None:
+    answer = document.get(offset="-1", live="true")
+    assert (answer.status_code, answer.headers["stream-next-offset"]) == (204, START)
+    assert answer.headers["stream-up-to-date"] == "true" and "stream-cursor" in answer.headers
+    assert document.http.head(document.url).status_code == 404
+    assert code(document.get(offset="-1", live="sse")) == (404, "DOCUMENT_NOT_FOUND")
+
+
+def test_now_is_the_tail(document: DocumentClient) -> None:
+    offset = document.write(Typist().type("hello"))
+    answer = document.get(offset="now")
+    assert (answer.status_code, answer.content, answer.headers["stream-next-offset"]) == (200, b"", offset)
+
+
+def test_a_document_is_a_stream_in_the_bucket_of_its_service(
+    document: DocumentClient, yjs_server: ServerProcess
+) -> None:
+    typist = Typist()
+    document.write(typist.type("hello"))
+    document.post(b"here", awareness="default")
+    path = document.url.split("/docs/")[1]
+    listed = httpx.get(f"{yjs_server.url}/notes/streams", params={"prefix": f"docs/{path}"}).json()["streams"]
+    assert f"docs/{path}" in [stream["stream_id"] for stream in listed]
+    plain = httpx.get(f"{yjs_server.url}/v1/stream/notes/docs/{path}")
+    assert split_frames(plain.content) == typist.updates
+    feed = httpx.get(f"{yjs_server.url}/notes/streams/feed", params={"prefix": f"awareness/{path}/"})
+    assert f"awareness/{path}/default" in feed.text
+
+
+def test_deleting_a_document_takes_its_awareness_along_and_nobody_elses(document: DocumentClient) -> None:
+    below = f"{document.url}/below"
+    document.write(Typist().type("hello"))
+    for name in ("default", "admin"):
+        document.post(b"here", awareness=name)
+    httpx.post(below, params={"awareness": "default"}, content=b"here", headers=OCTETS)
+    assert document.http.delete(document.url).status_code == 204
+    for name in ("default", "admin"):
+        wait_for(
+            lambda name=name: document.http.head(document.url, params={"awareness": name}).status_code,
+            lambda status: status == 404,
+        )
+    assert httpx.head(below, params={"awareness": "default"}).status_code == 200
+    assert document.http.head(document.url).status_code == 404
+    document.write(Typist().type("anew"))
+    assert document.load() == "anew"
+
+
+def test_a_producer_that_starts_over_claims_a_new_epoch(document: DocumentClient) -> None:
+    typist = Typist()
+
+    def post(epoch: int, seq: int) -> httpx.Response:
+        headers = {**OCTETS, "producer-id": "ada", "producer-epoch": str(epoch), "producer-seq": str(seq)}
+        return document.http.post(document.url, content=frame_update(typist.type("x")), headers=headers)
+
+    assert [post(0, seq).status_code for seq in range(3)] == [200, 200, 200]
+    assert post(0, 2).status_code == 204  # a repetition, as ever
+    answer = post(0, 0)
+    assert (*code(answer), answer.headers["producer-epoch"]) == (403, "PRODUCER_FENCED", "0")
+    assert [post(1, seq).status_code for seq in range(2)] == [200, 200]
+    assert post(0, 3).status_code == 403
+
+
+def test_nobody_closes_a_document(document: DocumentClient) -> None:
+    typist = Typist()
+    offset = document.write(typist.type("a"))
+    goodbye = document.http.post(document.url, headers={**OCTETS, "stream-closed": "true"})
+    assert (goodbye.status_code, goodbye.headers["stream-next-offset"]) == (204, offset)
+    closing = {**OCTETS, "stream-closed": "true"}
+    assert document.http.post(document.url, content=frame_update(typist.type("b")), headers=closing).status_code == 204
+    document.write(typist.type("c"))
+    assert document.load() == "abc"
+    assert "stream-closed" not in document.http.head(document.url).headers
+
+
+@pytest.mark.parametrize("body", [b"\x05abc", b"\x80", b"\x02\x00\x00\x00", b"plain text"])
+def test_a_body_that_is_not_framed_is_refused_and_nothing_of_it_stored(document: DocumentClient, body: bytes) -> None:
+    offset = document.write(Typist().type("a"))
+    answer = document.post(body)
+    assert code(answer) == (400, "INVALID_REQUEST")
+    assert "lib0" in answer.json()["error"]["message"]
+    assert document.get(offset="now").headers["stream-next-offset"] == offset
+    assert code(document.http.put(document.url + "-new", content=body, headers=OCTETS)) == (400, "INVALID_REQUEST")
+
+
+def test_an_awareness_stream_does_not_grow_without_end(document: DocumentClient) -> None:
+    piece = b"p" * (128 << 10)
+    for _ in range(20):
+        assert document.post(piece, awareness="default").status_code == 204
+    kept = wait_for(
+        lambda: document.http.head(document.url, params={"awareness": "default"}).headers,
+        lambda headers: "stream-earliest-offset" in headers,
+    )
+    held = int(kept["stream-next-offset"].split("_")[1]) - int(kept["stream-earliest-offset"].split("_")[1])
+    assert 0 < held < 1 << 20
+    answer = document.get(awareness="default", offset="-1")
+    assert answer.status_code == 200 and set(answer.content) == {ord("p")}
+
+
+def test_without_pycrdt_documents_are_served_and_not_compacted(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['pycrdt'] = None; from millstream.cli.main import entry; entry()"
+    settings = ("yjs.compaction_threshold=1KiB",)
+    with ServerProcess(tmp_path / "data", settings=settings, command=(PYTHON, "-c", hidden, "serve")) as server:
+        assert "pip install 'millstream[yjs]'" in server.stderr()
+        document = DocumentClient(f"{server.url}/v1/yjs/notes", "plan")
+        typist = Typist()
+        for _ in range(100):
+            document.write(typist.type("many words "))
+        time.sleep(0.3)
+        assert document.discover() == "-1"
+        assert document.load() == typist.text
+        document.http.close()
+
+
+def test_the_asgi_application_has_documents_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app = MillstreamApp(tmp_path / "data", yjs__compaction_threshold="1KiB")
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            typist, url = Typist(), "/v1/yjs/notes/docs/plan"
+            for _ in range(60):
+                body = frame_update(typist.type("many words "))
+                assert (await http.post(url, content=body, headers=OCTETS)).status_code == 204
+            for _ in range(500):
+                answer = await http.get(url, params={"offset": "snapshot"})
+                if "_snapshot" in answer.headers["location"]:
+                    break
+                await asyncio.sleep(0.02)
+            snapshot = await http.get(answer.headers["location"])
+            assert snapshot.status_code == 200 and len(snapshot.content) > 100
+            refused = await http.get("/v1/yjs/notes/docs/a/%2e%2e/b?offset=-1")
+            assert code(refused) == (400, "INVALID_REQUEST")
+        await app.close()
+
+    asyncio.run(scenario())
