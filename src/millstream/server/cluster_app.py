@@ -31,6 +31,7 @@ from millstream.streams.subscriptions import parse_config
 logger = logging.getLogger("millstream.server")
 
 _SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
+_KEYS: Final = b"/v1/stream/__ds/jwks.json"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ROLE: Final = {True: b"millstream-role: leader\r\n", False: b"millstream-role: follower\r\n"}
 
@@ -79,6 +80,9 @@ class ClusterApplication:
         try:
             if request.path.startswith((b"/cluster/", b"/readyz/")) and self._admin(request):
                 return
+            if request.path == _KEYS and request.method == "GET":
+                self._keys(request)
+                return
             found = route(request.path)
             slot = self._slot_of(request, found)
             if not slot.is_open:
@@ -96,6 +100,16 @@ class ClusterApplication:
         except Exception:
             logger.exception("%s %r failed", request.method, request.path)
             request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
+
+    def _keys(self, request: Request) -> None:
+        """The keys that sign webhooks: every shard has its own, and a receiver asks for all of them."""
+        keys = [
+            slot.app.subscriptions.wakes.signer.jwk
+            for slot in self._slots
+            if slot.replica.shard.machine.secrets is not None
+        ]
+        fields = b"content-type: application/jwk-set+json\r\ncache-control: public, max-age=300\r\n"
+        request.reply(Response(200, fields, msgspec.json.encode({"keys": keys})))
 
     # -- which shard -------------------------------------------------------------------------------------------
 
