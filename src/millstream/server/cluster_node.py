@@ -93,6 +93,7 @@ class ClusterNode:
         self._broker: Broker | None = None
         self._link: BrokerLink | None = None
         self._membership: Membership | None = None
+        self._peers: Peers | None = None
         self._slots: list[Slot] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._reopening: set[int] = set()
@@ -155,7 +156,8 @@ class ClusterNode:
         membership.on_change = partial(_call_soon, loop, self._nudge)
         for number in range(cluster.shards):
             self._slots.append(await self._open(number))
-        admin = ClusterAdmin(self._slots, membership, Peers(link, membership.streams, system))
+        self._peers = Peers(link, membership.streams, system)
+        admin = ClusterAdmin(self._slots, membership, self._peers)
         self._app = ClusterApplication(self._slots, membership, admin.handle, forwards=cluster.forward)
         for slot in self._slots:
             await slot.replica.start()
@@ -366,6 +368,8 @@ class ClusterNode:
                 for slot in self._slots
             )
         )
+        if self._broker is not None and self._peers is not None:
+            await self._peers.step_down(self._broker_name())
 
     async def stop(self) -> None:
         """Stop following, and stop the broker last: the others can do without us by then."""
