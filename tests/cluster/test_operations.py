@@ -124,6 +124,12 @@ def test_what_would_cross_shards_is_refused(cluster: Cluster) -> None:
         assert answer.json()["error"]["code"] == "SUBSCRIPTION_ACROSS_SHARDS"
 
 
+def test_every_node_gives_the_webhook_keys_of_every_shard(cluster: Cluster) -> None:
+    found = [httpx.get(f"{url}/v1/stream/__ds/jwks.json").json()["keys"] for url in cluster.urls]
+    assert len({key["kid"] for key in found[0]}) == 2
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_subscription_goes_on_at_the_next_leader(cluster: Cluster) -> None:
     bucket = buckets_of(2)[0]
     client = httpx.Client(follow_redirects=True, timeout=10.0)

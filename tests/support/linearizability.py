@@ -54,6 +54,7 @@ def find_violation(history: list[Operation], final: list[str]) -> str | None:
     tried: set[tuple[int, int]] = set()
     taken: list[tuple[_Event, int]] = []
     event = head.after
+    furthest = 0, operations[0]  # how many could be explained, and what then could not
     while head.after is not None:
         if event is not None and event.match is not None:
             following = _step(operations[event.operation], state, index)
@@ -69,9 +70,10 @@ def find_violation(history: list[Operation], final: list[str]) -> str | None:
             continue
         if event is None and all(operations[one].returned == NEVER for one in _left(head)):
             return None  # nobody was told anything of those that remain
+        if event is not None and len(taken) >= furthest[0]:
+            furthest = len(taken), operations[event.operation]
         if not taken:
-            blocked = operations[event.operation] if event is not None else operations[_left(head)[0]]
-            return f"no order explains {blocked}"
+            return f"no order explains {furthest[1]}"
         event, state = taken.pop()
         done &= ~(1 << event.operation)
         _unlift(event)

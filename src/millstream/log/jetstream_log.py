@@ -28,7 +28,7 @@ from nats.aio.msg import Msg
 
 from millstream.clock import Clock
 from millstream.errors import Corrupt, MillstreamError, NotLeader
-from millstream.log.broker_link import BrokerLink, Stored
+from millstream.log.broker_link import REQUEST_SECONDS, BrokerLink, Stored
 from millstream.log.interface import Done, LogBatch
 
 logger = logging.getLogger("millstream.log")
@@ -221,9 +221,9 @@ class JetStreamLog:
             at = more[-1].sequence + 1
         return found
 
-    async def bounds(self) -> tuple[int, int]:
+    async def bounds(self, seconds: float = REQUEST_SECONDS) -> tuple[int, int]:
         """The first and the last sequence of the log; if it is empty the first is the one behind the last."""
-        state = (await self._link.call(f"STREAM.INFO.{self.names.stream}"))["state"]
+        state = (await self._link.call(f"STREAM.INFO.{self.names.stream}", seconds=seconds))["state"]
         first, last = int(state["first_seq"]), int(state["last_seq"])
         return max(first, 1) if state["messages"] else last + 1, last
 

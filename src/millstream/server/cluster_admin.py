@@ -35,11 +35,9 @@ Body = dict[str, Any]
 
 
 class BrokerPeers(Protocol):
-    """Moves the brokers' own replicas; None-like where the brokers are somebody else's."""
+    """Moves the brokers' own replicas."""
 
     async def move_away(self, broker: str) -> None: ...
-
-    async def status(self) -> list[dict[str, object]]: ...
 
 
 class ClusterAdmin:

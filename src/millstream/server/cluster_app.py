@@ -40,6 +40,7 @@ from millstream.yjs.names import YJS_ROOT, Document
 logger = logging.getLogger("millstream.server")
 
 _SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
+_KEYS: Final = b"/v1/stream/__ds/jwks.json"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OF_NODES: Final = (b"/cluster/", b"/readyz/", b"/healthz", b"/metrics")
 _ROLE: Final = {True: b"millstream-role: leader\r\n", False: b"millstream-role: follower\r\n"}
@@ -134,6 +135,9 @@ class ClusterApplication(Front):
                 return
             if self.gate is not None:
                 self.gate.admit(request, target_of)
+            if request.path == _KEYS and request.method == "GET":
+                self._keys(request)
+                return
             found = route(request.path)
             request.series = self.metrics.series(request.method, found.kind)
             if request.path.startswith(_OF_NODES) and self._admin(request):
@@ -154,6 +158,16 @@ class ClusterApplication(Front):
         except Exception:
             logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
             request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
+
+    def _keys(self, request: Request) -> None:
+        """The keys that sign webhooks: every shard has its own, and a receiver asks for all of them."""
+        keys = [
+            slot.app.subscriptions.wakes.signer.jwk
+            for slot in self._slots
+            if slot.replica.shard.machine.secrets is not None
+        ]
+        fields = b"content-type: application/jwk-set+json\r\ncache-control: public, max-age=300\r\n"
+        request.reply(Response(200, fields, msgspec.json.encode({"keys": keys})))
 
     # -- which shard -------------------------------------------------------------------------------------------
 

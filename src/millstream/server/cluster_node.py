@@ -20,7 +20,7 @@ from millstream.cluster.membership import Membership, NodeSign, Settings
 from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
 from millstream.config import Config
-from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound
+from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
 from millstream.log.broker_link import BrokerLink, BrokerSettings
 from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
 from millstream.server.app import Application
@@ -43,6 +43,7 @@ logger = logging.getLogger("millstream.cluster")
 
 LEFTOVER_AGE_SECONDS: Final = 3600.0
 WAITING_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 1.0
 BALANCE_SECONDS: Final = 1.0
 BALANCE_STABLE_ROUNDS: Final = 5
 RESTORE_ATTEMPTS: Final = 5
@@ -97,6 +98,7 @@ class ClusterNode:
         self._broker: Broker | None = None
         self._link: BrokerLink | None = None
         self._membership: Membership | None = None
+        self._peers: Peers | None = None
         self._slots: list[Slot] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._reopening: set[int] = set()
@@ -161,7 +163,8 @@ class ClusterNode:
         membership.on_change = partial(_call_soon, loop, self._nudge)
         for number in range(cluster.shards):
             self._slots.append(await self._open(number))
-        admin = ClusterAdmin(self._slots, membership, Peers(link, membership.streams, system), self._metrics)
+        self._peers = Peers(link, membership.streams, system)
+        admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics)
         forwarder = Forwarder(self._trust()) if cluster.forward else None
         self._app = app = ClusterApplication(
             self._slots, membership, admin.handle, admin.health, self._metrics, self._limits, forwarder
@@ -272,8 +275,9 @@ class ClusterNode:
             window=config.cluster.window,
             keep_trims=config.cluster.keep_flushes,
         )
+        first_position = await self._first_position(log)
         catalog = Catalog(directory / "catalog")
-        if catalog.position < await link.ask(log.first_position()):
+        if catalog.position < first_position:
             catalog.close()
             await self._restore(number, directory, log, objects)
             catalog = Catalog(directory / "catalog")
@@ -307,6 +311,18 @@ class ClusterNode:
         replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
         replica.on_outdated = lambda: self._reopen(number)
         return Slot(replica, app)
+
+    async def _first_position(self, log: JetStreamLog) -> int:
+        """Where the log begins, once the brokers can tell: after a restart they agree on who leads it first."""
+        assert self._link is not None
+        waiting = _Waiting(self._clock)
+        while True:
+            try:
+                await self._link.ask(log.bounds(ANSWER_SECONDS))
+                return await self._link.ask(log.first_position())
+            except Unavailable as error:
+                waiting(error.message)
+                await asyncio.sleep(0.1)
 
     async def _restore(self, number: int, directory: Path, log: JetStreamLog, objects: Objects) -> None:
         """Rebuild a catalog from the manifests, up to the last flush that the log says is sealed."""
@@ -405,6 +421,8 @@ class ClusterNode:
                 for slot in self._slots
             )
         )
+        if self._broker is not None and self._peers is not None:
+            await self._peers.step_down(self._broker_name())
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop following, and stop the broker last: the others can do without us by then."""
