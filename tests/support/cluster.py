@@ -23,9 +23,12 @@ from typing import Any
 
 import httpx
 
+from millstream import config as configuration
 from millstream.cluster.broker import USER
 from millstream.log.broker_link import BrokerLink, BrokerSettings
 from millstream.log.jetstream_log import log_names
+from millstream.server.run import object_store_settings
+from millstream.tiers.objects import ObjectStoreSettings
 from support.s3 import S3Server
 
 START_SECONDS = 60.0
@@ -241,6 +244,12 @@ class Cluster:
         return NodeProcess(
             number, self.directory, configuration, port, {**self._s3.environment, **self._extra}, **keywords
         )
+
+    @property
+    def store(self) -> ObjectStoreSettings:
+        """The object store that all nodes share."""
+        node = self.nodes[1]
+        return object_store_settings(configuration.load(node.file, node.environment, []))
 
     def add(self) -> NodeProcess:
         """Another node, which is told of all the others; they learn of it by itself."""

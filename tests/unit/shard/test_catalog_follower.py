@@ -12,14 +12,16 @@ import pytest
 
 from millstream.errors import NotLeader
 from millstream.log.file_log import FileLog
+from millstream.shard.compaction import Proposal
 from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from support import compaction
 from support.fake_time import FakeClock, run, turns
-from support.shards import NO_FLUSHES_SECONDS, ShardDriver
+from support.shards import NO_FLUSHES_SECONDS, ShardDriver, key_of
 
 
 class Pair:
@@ -190,5 +192,72 @@ def test_a_follower_refuses_writes(tmp_path: Path) -> None:
                 await both.follower.append("b/s", b"x")
             with pytest.raises(NotLeader):
                 await both.follower.create("b/t")
+
+    run(main(), clock)
+
+
+def segments(driver: ShardDriver) -> dict[str, int]:
+    """What is alive in each segment."""
+    return {row.segment.path: row.live_bytes for _, row in driver.catalog.segments()}
+
+
+def test_compactions_and_trims_reach_the_follower_and_the_next_leader_does_not_repeat_them(tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = ObjectStoreSettings("fs", tmp_path / "cold", {})
+
+    async def compact(driver: ShardDriver) -> None:
+        driver.shard._reclaimer.is_tidy = True
+        (group,) = await compaction.plan(store)
+        new = await compaction.write(store, group)
+        await driver.shard.compaction.commit(Proposal([one.path for one in group.sources], new))
+
+    async def main() -> None:
+        async with pair(tmp_path, clock) as both:
+            await both.leader.create("b/s", content_type="text/plain")
+            for number in range(6):
+                await both.leader.append("b/s", b"message %d" % number)
+                await both.leader.checkpoint()
+            await both.replicate()
+            await both.until_followed()
+            await compact(both.leader)
+            await both.replicate()
+            await both.until_followed()
+            assert segments(both.follower) == segments(both.leader)
+            assert sum(1 for live in segments(both.follower).values() if live) == 1
+            assert both.follower.shard.machine.replaced == []
+            assert await both.follower.messages("b/s") == [b"message %d" % number for number in range(6)]
+            stream = both.leader.shard.get(key_of("b/s"))
+            both.leader.shard.trim(stream, len(b"message 0") * 2, lambda outcome: None)
+            await both.leader.append("b/s", b"last")
+            await both.leader.checkpoint()
+            await both.replicate()
+            await both.until_followed()
+            assert rows(both.follower) == rows(both.leader)
+            assert segments(both.follower) == segments(both.leader)
+            before = segments(both.follower)
+            await both.follower.shard.lead()
+            await both.follower.append("b/s", b"by the next leader")
+            await both.follower.checkpoint()
+            assert {path: live for path, live in segments(both.follower).items() if path in before} == before
+            assert len(segments(both.follower)) == len(before) + 1
+
+    run(main(), clock)
+
+
+def test_a_follower_whose_manifest_was_tidied_up_asks_to_be_restored(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with pair(tmp_path, clock) as both:
+            await both.leader.create("b/s", body=b"x", content_type="text/plain")
+            await both.leader.checkpoint()
+            for manifest in (tmp_path / "cold" / "manifests").rglob("*.msgpack"):
+                manifest.unlink()
+            await both.replicate()
+            deadline = time.monotonic() + 20.0
+            while not both.follower.shard.catalog_follower.is_behind and time.monotonic() < deadline:
+                await asyncio.sleep(0)
+                await asyncio.to_thread(lambda: None)
+            assert both.follower.shard.catalog_follower.is_behind
 
     run(main(), clock)
