@@ -9,10 +9,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import appends, buckets, cold, environment, live, load, peers, pipeline, reads, replay, report, startup
+from bench import (
+    appends,
+    buckets,
+    cold,
+    environment,
+    live,
+    load,
+    peers,
+    pipeline,
+    reads,
+    replay,
+    report,
+    spark,
+    startup,
+)
 from bench.measurement import Plan, progress
 
-MODULES = (appends, reads, replay, live, startup, buckets, cold, pipeline)
+MODULES = (appends, reads, replay, live, startup, buckets, cold, spark, pipeline)
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 RESULTS = Path(__file__).parent / "results"
 
