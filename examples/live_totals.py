@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import httpx
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
@@ -35,9 +36,15 @@ def start(url: str, checkpoint: Path, *, once: bool = False) -> StreamingQuery:
     # %% The state: for each agent, how many steps and tokens so far.
     totals = steps.groupBy("agent").agg(f.count("*").alias("steps"), f.sum("tokens").alias("tokens"))
 
-    # %% What changed goes out, one message for each agent and micro-batch.
+    # %% What changed goes out, one message for each agent and micro-batch. A micro-batch that is run again is written
+    # under the same version, so the server knows it.
     messages = totals.where("agent IS NOT NULL").select(f.col("agent").alias("stream"), "agent", "steps", "tokens")
-    sink = messages.writeStream.outputMode("update").format("millstream").options(url=url, bucket=TARGET)
+
+    def write(changed: DataFrame, batch: int) -> None:
+        target = changed.write.format("millstream").options(url=url, bucket=TARGET)
+        target.options(txnAppId="live-totals", txnVersion=batch).mode("append").save()
+
+    sink = messages.writeStream.outputMode("update").foreachBatch(write)
     sink = sink.option("checkpointLocation", str(checkpoint))
     return (sink.trigger(availableNow=True) if once else sink.trigger(processingTime="1 second")).start()
 
