@@ -85,7 +85,7 @@ soak: $(TEST_DEPENDENCIES) ## Run the long crash and load tests
 	$(BIN)/pytest -m soak
 
 bench: $(VENV)/.dev ## Measure against the peers; results in bench/results
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench,spark]'
 	$(BIN)/python -m bench
 
 clean: ## Remove what the other targets made, data excepted

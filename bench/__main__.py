@@ -22,11 +22,12 @@ from bench import (
     reads,
     replay,
     report,
+    spark,
     startup,
 )
 from bench.measurement import Plan, progress
 
-MODULES = (appends, reads, replay, live, startup, buckets, cold, pipeline, cluster)
+MODULES = (appends, reads, replay, live, startup, buckets, cold, spark, pipeline, cluster)
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 RESULTS = Path(__file__).parent / "results"
 

@@ -65,10 +65,13 @@ def test_lists_and_buckets(url: str, bucket: str) -> None:
     table = output_of("streams", "ls", bucket, "--prefix", "a-", url=url).splitlines()
     assert table[0].split()[:2] == ["stream", "status"] and [line.split()[0] for line in table[1:]] == ["a-1", "a-2"]
     assert json_of("buckets", "show", bucket, url=url)["streams"] == 3
+    assert bucket in output_of("buckets", "ls", url=url).splitlines()
+    assert bucket in json_of("buckets", "ls", url=url)
     refused = millstream("buckets", "rm", bucket, url=url)
     assert refused.returncode == 1 and b"hint:" in refused.stderr
     output_of("streams", "rm", *(f"{bucket}/{name}" for name in ("b", "a-1", "a-2")), url=url)
     assert json_of("buckets", "rm", bucket, url=url) == {"deleted": bucket}
+    assert bucket not in json_of("buckets", "ls", url=url)
 
 
 def test_a_feed_is_one_json_object_a_line(url: str, bucket: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from pycrdt import Doc, Text
 
 from millstream.errors import Conflict, InvalidRequest
 from millstream.pipeline import audit_report
+from millstream.pipeline import export as export_module
 from millstream.pipeline.audit import AuditOptions, audit
 from millstream.pipeline.bulk_import import ImportOptions, import_files, import_server
 from millstream.pipeline.compact import CompactOptions, compact
@@ -130,21 +132,44 @@ def test_export_adds_what_is_new_once_and_new_fields_become_columns(
     assert seventeen["_corrupt_record"] == "17"
 
 
+def entries_before(folder: Path, bucket: str) -> Any:
+    """What a rival saw that began before the first batch was there."""
+
+    async def none(objects: object, bucket: str) -> list[object]:
+        return []
+
+    assert (folder / entry_path(bucket, 1)).exists()
+    return none
+
+
 def test_an_export_that_died_leaves_nothing_that_counts_and_a_rival_loses(
-    spark: SparkSession, scene: Scene, tmp_path: Path
+    spark: SparkSession, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(scene, "retried", flushes=1, streams=2)
     folder = tmp_path / "tables"
     output = ObjectStoreSettings("fs", folder, {})
     options = ExportOptions(scene.connection, scene.source, "retried", output)
     export(spark, options)
-    # As if the run had died before its entry was written: files without one.
-    (folder / entry_path("retried", 1)).unlink()
-    stray = folder / "raw/bucket=retried/date=2020-01-01/00000009-dead.parquet"
+    assert len(rows_of(folder, "raw")) == 6
+    # As if a run had died before its entry was written: files aside, which nobody sees and nobody needs.
+    stray = folder / "_staging/raw/bucket=retried/date=2020-01-01/00000009-dead.parquet"
     stray.parent.mkdir(parents=True)
     stray.write_bytes(b"half a file")
-    assert export(spark, options).messages == 6
+    os.utime(stray, (0, 0))
+    # As if the one before had died after its entry: its files are still aside.
+    for file in [*folder.glob("raw/**/*.parquet"), *folder.glob("typed/**/*.parquet")]:
+        aside = folder / "_staging" / file.relative_to(folder)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(aside)
+    assert export(spark, options).messages == 0
     assert not stray.exists() and len(rows_of(folder, "raw")) == 6
+    # Two at a time: the entry of a batch can be made only once.
+    scene.append("/retried/s0", {"n": 1})
+    monkeypatch.setattr(export_module, "_entries", entries_before(folder, "retried"))
+    with pytest.raises(Conflict, match="another export"):
+        export(spark, options)
+    monkeypatch.undo()
+    assert export(spark, options).messages == 1 and len(rows_of(folder, "raw")) == 7
     with pytest.raises(Conflict, match="prefix"):
         export(spark, ExportOptions(scene.connection, scene.source, "retried", output, prefix="s0"))
 

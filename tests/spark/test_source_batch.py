@@ -298,6 +298,9 @@ def test_through_spark(spark: SparkSession, streams: Streams) -> None:
     assert {type(row["payload"]) for row in rows} <= {bytes, bytearray}
     narrow = frame.where("stream in ('run-1', 'run-2') and offset >= 20 and appended_at > '2020-01-01'")
     assert narrow.count() == sum(1 for row in rows if row["stream"] in ("run-1", "run-2") and row["offset"] >= 20)
+    chosen = spark.read.format("millstream").options(**streams.options(prefix="run-1", startingOffsets="20")).load()
+    expected_places = sorted(row["position"] for row in rows if row["stream"] == "run-1" and row["position"] >= 20)
+    assert sorted(row.position for row in chosen.select("position").collect()) == expected_places
     # Spark has nothing left to filter: the source took it all.
     assert "Filter" not in narrow._jdf.queryExecution().executedPlan().toString().replace("RuntimeFilters", "")
     fields = spark.read.format("millstream").options(**streams.options()).schema(typed_schema("n INT, of STRING"))

@@ -21,7 +21,7 @@ from support.server import ServerProcess
 from support.spark_cluster import Driver, SparkCluster
 from support.spark_source import SETTINGS, Streams
 
-ROWS = 12_000
+ROWS = 6_000
 SOURCES = 12
 TARGETS = 40
 SECONDS = 200.0
@@ -37,13 +37,14 @@ spark = build("cluster", given["master"], **{
     "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.task.maxFailures": "8",
     "spark.log.level": "ERROR"})
 source = spark.readStream.format("millstream").options(**given["options"])
-source = source.option("prefix", "in-").option("startingOffsets", "earliest").option("maxRecordsPerTrigger", "4000")
+source = source.option("prefix", "in-").option("startingOffsets", "earliest").option("maxRecordsPerTrigger", "2000")
 frame = source.load().selectExpr("get_json_object(cast(payload AS STRING), '$.n') AS text", "payload")
 frame = frame.selectExpr("concat('out-', cast(text AS INT) % %d) AS stream", "cast(text AS INT) AS n", "payload")
 sink = frame.repartition(4).writeStream.format("millstream").options(**given["options"])
 sink = sink.option("orderBy", "n").option("maxAppendBytes", "300").option("checkpointLocation", given["checkpoint"])
 query = sink.trigger(availableNow=True).start()
 query.awaitTermination()
+print([(one.batchId, one.numInputRows, one.sources[0].endOffset) for one in query.recentProgress], file=sys.stderr)
 read = spark.read.format("millstream").options(**given["options"])
 copy = read.option("prefix", "out-").option("columns", "stream,offset,payload").load()
 rows = copy.selectExpr("stream", "offset", "cast(get_json_object(cast(payload AS STRING), '$.n') AS INT) AS n")
@@ -100,7 +101,7 @@ def test_every_record_once_though_executors_and_driver_are_killed(
     try:
         at = wait_for_more(driver, streams, 0)
         os.kill(cluster.executors()[0], signal.SIGKILL)
-        at = wait_for_more(driver, streams, at + 8_000)
+        at = wait_for_more(driver, streams, at + 4_000)
         driver.kill()
     finally:
         driver.kill()

@@ -86,6 +86,22 @@ def test_record_limit_is_exact_in_segments_and_in_the_feed(streams: Streams) -> 
     reader.stop()
 
 
+def test_record_limit_that_ends_with_a_segment_goes_on_with_the_next(streams: Streams) -> None:
+    for part in range(4):
+        fill(streams, 6, first=6 * part)
+        if part < 3:
+            streams.flush()
+    reader = reader_of(streams, startingOffsets="earliest")
+    for limit in (ReadMaxRows(6), ReadMaxRows(12), ReadMaxBytes(1), ReadMaxRows(24)):
+        offset = reader.initialOffset()
+        found: list[int] = []
+        while (end := reader.latestOffset(offset, limit)) != offset:
+            found += numbers([row for rows in batch_of(reader, offset, end) for row in rows])
+            offset = end
+        assert found == list(range(24)), limit
+    reader.stop()
+
+
 def test_byte_limit_is_kept_within_a_message(streams: Streams) -> None:
     fill(streams, 20)
     streams.flush()

@@ -194,3 +194,15 @@ def test_the_asgi_application_has_documents_too(tmp_path: Path) -> None:
         await app.close()
 
     asyncio.run(scenario())
+
+
+def test_compactions_are_counted(document: DocumentClient, yjs_server: ServerProcess) -> None:
+    def counted() -> float:
+        lines = document.http.get(f"{yjs_server.url}/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith('millstream_compactions_total{kind="yjs"}')]
+        return float(line.split()[-1])
+
+    before = counted()
+    document.write(Typist().type("x" * 16_384))  # four times the threshold
+    document.wait_for_snapshot()
+    assert counted() > before

@@ -1,4 +1,4 @@
-"""`millstream buckets create|rm|show|feed`: buckets from the command line."""
+"""`millstream buckets ls|create|rm|show|feed`: buckets from the command line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from millstream.protocol.content_types import is_json, is_text
 def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser("buckets", help="create, inspect, follow and delete buckets")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    add_action(actions, "ls", _ls, "list the buckets there are", "millstream buckets ls")
 
     one = add_action(actions, "create", _create, "create a bucket", "millstream buckets create agents")
     _add_bucket(one)
@@ -45,6 +47,17 @@ def add_parser(commands: Any) -> None:
 
 def _add_bucket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bucket", metavar="BUCKET", help="the bucket: 4 to 64 of a-z, 0-9, _ and -")
+
+
+def _ls(options: argparse.Namespace) -> int:
+    with connect(options) as client:
+        names = client.buckets()
+    if options.json:
+        print_json(names)
+    else:
+        for name in names:
+            print(name)
+    return 0
 
 
 def _create(options: argparse.Namespace) -> int:

@@ -129,7 +129,7 @@ def _add_compact(parser: argparse.ArgumentParser) -> None:
         "--target-bytes",
         type=size_argument,
         default=128 << 20,
-        help="payload of a new segment; a task takes about three times that in memory (default 128MiB)",
+        help="payload of a new segment; a task takes about four times that in memory (default 128MiB)",
     )
     parser.add_argument(
         "--segments-min", type=int, default=2, help="small segments of a bucket and day that are worth merging"

@@ -95,6 +95,10 @@ class AsyncClient:
         """How much is where: hot and cold bytes, the flush backlog, backpressure."""
         return await self.call(calls.document("/cluster/hot-cold-stats"))
 
+    async def buckets(self) -> list[str]:
+        """The names of the buckets there are; with access control this needs the admin scope."""
+        return await self.call(calls.buckets())
+
     async def call(self, call: Call[T]) -> T:
         return await run(converse(call, self._settings), self._pool)
 

@@ -323,6 +323,15 @@ def delete_bucket(name: str) -> Call[None]:
     return Call(Request("DELETE", bucket_path(name)), nothing, done_if_repeated=frozenset({404}))
 
 
+def buckets() -> Call[list[str]]:
+    return Call(Request("GET", "/cluster/cold"), _buckets)
+
+
+@_parsed
+def _buckets(response: Response) -> list[str]:
+    return [str(name) for name in msgspec.json.decode(response.body)["buckets"]]
+
+
 def bucket_info(name: str) -> Call[BucketInfo]:
     return Call(Request("GET", bucket_path(name)), _bucket)
 

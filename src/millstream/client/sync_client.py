@@ -95,6 +95,10 @@ class Client:
         """How much is where: hot and cold bytes, the flush backlog, backpressure."""
         return self.call(calls.document("/cluster/hot-cold-stats"))
 
+    def buckets(self) -> list[str]:
+        """The names of the buckets there are; with access control this needs the admin scope."""
+        return self.call(calls.buckets())
+
     def call(self, call: Call[T]) -> T:
         return run(converse(call, self._settings), self._pool)
 

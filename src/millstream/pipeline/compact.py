@@ -44,7 +44,7 @@ class CompactOptions:
     buckets: tuple[str, ...] = ()
     """None named: all of them."""
     target_bytes: int = 128 << 20
-    """Payload of a new segment. A task takes about three times that in memory."""
+    """Payload of a new segment. A task takes about four times that in memory, and 150 MiB."""
     segments_min: int = 2
     """How many small segments of a bucket and day make it worth while."""
     dead_share: float = 0.3

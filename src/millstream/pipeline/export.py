@@ -1,16 +1,17 @@
 """export: tables from streams, as Parquet or Delta: `raw`, one row for each message, and `typed`, JSON by its fields.
 
-A run takes a bucket's messages from where the last one ended to the latest. Its files are written first; then one small
-object, the batch's entry in `_millstream/<bucket>/`, makes them count, and it can be created only once. So a run that
-dies leaves nothing that counts, two runs at a time cannot both succeed, and a run with nothing new changes nothing.
-For Delta the tables follow those entries, each as one transaction that carries the batch's number.
+A run takes a bucket's messages from where the last one ended to the latest. Its files are written aside; then one small
+object, the batch's entry in `_millstream/<bucket>/`, makes them count, and it can be created only once; then they are
+moved to where readers look. A run that died after its entry is finished by the next one. So one that dies leaves
+nothing that counts or all of it, two at a time cannot both succeed, and one with nothing new changes nothing. Delta
+tables follow the entries, each batch as one transaction that carries its number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as arrow
 
-from millstream.errors import Conflict, InvalidRequest, Unavailable
+from millstream.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from millstream.pipeline import delta
 from millstream.pipeline.export_files import ExportFile, FileTask, write_raw, write_typed
 from millstream.pipeline.server import connected
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMATS: Final = ("parquet", "delta")
+LEFTOVER_SECONDS: Final = 24 * 3600.0  # no run is that long under way with a file that does not count yet
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,13 @@ def export(spark: SparkSession, options: ExportOptions) -> ExportSummary:
     first = last.last_position + 1 if last is not None else 0
     latest = _latest(options)
     entry = last
+    if last is not None:
+        asyncio.run(_publish(objects, last))
+    asyncio.run(_remove_leftovers(objects))
     if latest >= first:
-        asyncio.run(_remove_leftovers(objects, options.bucket, entries))
         entry = _write(spark, options, last, first, latest)
         _commit(objects, options, entry)
+        asyncio.run(_publish(objects, entry))
         entries.append(entry)
     if options.format == "delta":
         delta.follow(options.output, options.bucket, entries)
@@ -137,13 +142,22 @@ def _commit(objects: Objects, options: ExportOptions, entry: Entry) -> None:
         ) from None
 
 
-async def _remove_leftovers(objects: Objects, bucket: str, entries: Iterable[Entry]) -> None:
-    """Files of batches that never counted: a run that died has left them."""
-    known = {file.path for entry in entries for file in (*entry.raw, *entry.typed)}
-    for table in ("raw", "typed"):
-        async for found in objects.list(f"{table}/bucket={quote(bucket, safe='')}/"):
-            if found.path not in known:
-                await objects.delete(found.path)
+async def _publish(objects: Objects, entry: Entry) -> None:
+    """Move a batch's files to where readers look; those that are there already stay."""
+    for file in (*entry.raw, *entry.typed):
+        try:
+            await objects.copy(file.staged_path, file.path)
+        except NotFound:
+            continue
+        await objects.delete(file.staged_path)
+
+
+async def _remove_leftovers(objects: Objects) -> None:
+    """Files of batches that never counted: runs that died have left them."""
+    before_ms = (time.time() - LEFTOVER_SECONDS) * 1000
+    stale = [found.path async for found in objects.list("_staging/") if found.modified_ms < before_ms]
+    for path in stale:
+        await objects.delete(path)
 
 
 # -- the files -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
     raw/bucket=<bucket>/date=<UTC day>/<batch>-<random>.parquet
     typed/bucket=<bucket>/date=<UTC day>/<batch>-<random>.parquet
 
-Bucket and date are in the path, where engines look for them, and not in the file.
+Bucket and date are in the path, where engines look for them, and not in the file. Until its batch counts a file lies
+under `_staging/`, where no reader of the tables looks.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class ExportFile(msgspec.Struct, frozen=True):
     json_rows: int = 0
     fields: Fields = {}
 
+    @property
+    def staged_path(self) -> str:
+        return f"_staging/{self.path}"
+
 
 class FileTask(NamedTuple):
     output: ObjectStoreSettings
@@ -91,10 +96,11 @@ class _Writer:
     def finish(self) -> ExportFile:
         self._writer.close()
         size = self._file.stat().st_size
-        asyncio.run(open_objects(self._store).put(self._path, self._file))
-        self._file.unlink()
         bounds = min(self._positions), max(self._positions)
-        return ExportFile(self._path, self._date, size, self._rows, *bounds, self.json_rows, self.fields)
+        file = ExportFile(self._path, self._date, size, self._rows, *bounds, self.json_rows, self.fields)
+        asyncio.run(open_objects(self._store).put(file.staged_path, self._file))
+        self._file.unlink()
+        return file
 
 
 def write_raw(task: FileTask, batches: Iterable[arrow.RecordBatch]) -> Iterator[ExportFile]:
@@ -136,7 +142,7 @@ def write_typed(task: FileTask, raw: ExportFile, fields: Fields) -> list[ExportF
     schema = typed_schema(fields)
     with TemporaryDirectory(prefix="millstream-export-") as folder:
         source = Path(folder) / "raw.parquet"
-        source.write_bytes(asyncio.run(open_objects(task.output).get(raw.path)))
+        source.write_bytes(asyncio.run(open_objects(task.output).get(raw.staged_path)))
         writer = _Writer(task, "typed", raw.date, schema, Path(folder))
         for batch in parquet.ParquetFile(source).iter_batches(ROWS_AT_ONCE):
             rows = _json_rows(arrow.Table.from_batches([batch]))

@@ -16,6 +16,7 @@ import msgspec
 
 from millstream.errors import ConfigurationError, InvalidRequest
 from millstream.protocol.content_types import JSON, OCTET_STREAM
+from millstream.protocol.lib0 import split_frames
 
 Fold = Callable[[bytes | None, Sequence[bytes]], bytes]
 
@@ -78,32 +79,10 @@ def yjs(state: bytes | None, messages: Sequence[bytes]) -> bytes:
     if state is not None:
         document.apply_update(state)
     for message in messages:
-        for update in _frames(message):
+        for update in split_frames(message):
             document.apply_update(update)
     result: bytes = document.get_update()
     return result
-
-
-def _frames(message: bytes) -> list[bytes]:
-    """The updates in a message, each behind its length as a lib0 variable-length integer."""
-    frames = []
-    at = 0
-    while at < len(message):
-        length = shift = 0
-        while True:
-            if at >= len(message) or shift > 56:
-                raise InvalidRequest("a message is no sequence of framed Yjs updates")
-            byte = message[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        if at + length > len(message):
-            raise InvalidRequest("a message ends inside a Yjs update")
-        frames.append(message[at : at + length])
-        at += length
-    return frames
 
 
 def travel(name: str) -> None:

@@ -21,7 +21,7 @@ from millstream.tiers.segments import Extent, Footer
 
 DAY_MS: Final = 86_400_000
 FOOTERS_AT_ONCE: Final = 16
-PARTS_PER_GROUP: Final = 4
+PARTS_PER_GROUP: Final = 2
 SEGMENTS_PER_GROUP: Final = 1_000
 RUNS_PER_GROUP: Final = 200_000
 

@@ -46,7 +46,9 @@ def kind_of(raw: msgspec.Raw) -> str | None:
     if first == b"n":
         return None
     number = _ANY.decode(value)
-    return "long" if isinstance(number, int) and -_LONG <= number < _LONG else "double"
+    if isinstance(number, float):
+        return "double"
+    return "long" if -_LONG <= number < _LONG else "json"  # as text it keeps its digits
 
 
 def wider(one: str, other: str) -> str:

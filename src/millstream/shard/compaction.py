@@ -86,7 +86,6 @@ class Compaction:
         self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-compaction")
         self._proving: asyncio.Task[Compacted] | None = None
-        self.count = 0
 
     async def stop(self) -> None:
         """Give up what is being checked; finish what is being committed."""
@@ -127,7 +126,7 @@ class Compaction:
         error = await self._committer.submit_and_wait(record)
         if error is not None:
             raise error
-        self.count += 1
+        self._flusher.measures.compactions["segments"] += 1
         await self._settle()
 
     async def sweep_forever(self) -> None:

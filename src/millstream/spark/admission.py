@@ -108,6 +108,8 @@ class Admission:
             for cluster in clusters_of(shard.refs()):
                 if cluster.last < begin or cluster.first >= end:
                     continue
+                if records <= 0 or size <= 0:
+                    return at
                 is_whole = cluster.first >= begin and cluster.last < end
                 if is_whole and cluster.rows <= records and cluster.payload_bytes <= size:
                     records, size = records - cluster.rows, size - cluster.payload_bytes
@@ -125,7 +127,7 @@ class Admission:
     def _inside(
         self, reader: ColdReader, cluster: Cluster, begin: int, end: int, records: int, size: int
     ) -> tuple[int | None, int, int]:
-        """The place inside a cluster at which the limit is reached, or what is left of the limit behind it."""
+        """The place inside a cluster at which a limit that is not used up is, or what is left of it behind that."""
         indexes = [self._index(reader, segment) for segment in cluster.segments]
         positions = numpy.concatenate([one.positions for one in indexes])
         sizes = numpy.concatenate([one.sizes for one in indexes])
@@ -134,8 +136,8 @@ class Admission:
         positions, sizes = positions[chosen][order], sizes[chosen][order].cumsum()
         # As many as the limit has records for, and none beyond the one that fills its bytes.
         count = min(len(positions), records, int(numpy.searchsorted(sizes, size)) + 1)
-        if count < len(positions) or records <= len(positions):
-            return (int(positions[count - 1]) + 1 if count else begin), 0, 0
+        if count and (count < len(positions) or records <= len(positions)):
+            return int(positions[count - 1]) + 1, 0, 0
         used = int(sizes[-1]) if len(sizes) else 0
         if used >= size:
             return int(positions[-1]) + 1, 0, 0

@@ -38,13 +38,10 @@ class BatchReader(DataSourceReader):
             if not excludes_bucket(self._filters, options.bucket):
                 cold = server.cold(options.bucket)
                 for shard in cold.shards:
-                    wanted = planning.within(wanted, shard, options.starting, options.ending)
-                    partitions += planning.plan(options, server, cold, wanted, shard)
-            # Spark has pickled this reader before it asks for partitions: only they travel to the tasks.
-            for partition in partitions:
-                partition.wanted = wanted
+                    bounded = planning.within(wanted, shard, options.starting, options.ending)
+                    partitions += planning.plan(options, server, cold, bounded, shard)
             # Without a partition Spark would call `read` with none; an empty one reads nothing.
-            return list(partitions) or [Partition(None)]
+            return list(partitions) or [Partition(None, wanted)]
         finally:
             server.close()
 

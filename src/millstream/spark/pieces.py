@@ -54,12 +54,12 @@ class FeedPiece:
 
 @dataclass
 class Partition(InputPartition):
-    """What one task reads."""
+    """What one task reads. (All of it is in here: Spark copies a reader to its tasks before it plans.)"""
 
     cold: ObjectStoreSettings | None
+    wanted: Wanted
     segments: list[SegmentPiece] = field(default_factory=list)
     feed: list[FeedPiece] = field(default_factory=list)
-    wanted: Wanted = field(default_factory=Wanted)
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,11 @@ def plan(options: ReadOptions, server: Server, cold: Cold, wanted: Wanted, shard
         flushed = shard.earliest  # a store in the server's memory: everything comes through the feed
     else:
         pieces = segment_pieces(ColdReader(settings), server, options.bucket, shard.refs(), wanted, options)
-    partitions = [Partition(settings, segments=one) for one in _grouped(pieces, options.partition_bytes)]
+    partitions = [Partition(settings, wanted, segments=one) for one in _grouped(pieces, options.partition_bytes)]
     start = max(flushed + 1, wanted.position.low)
     end = min(shard.latest, wanted.position.high) + 1
     for at in range(start, end, FEED_POSITIONS):
-        partitions.append(Partition(settings, feed=[FeedPiece(shard.shard, at, min(at + FEED_POSITIONS, end))]))
+        partitions.append(Partition(settings, wanted, feed=[FeedPiece(shard.shard, at, min(at + FEED_POSITIONS, end))]))
     return partitions
 
 

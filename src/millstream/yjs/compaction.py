@@ -125,6 +125,7 @@ class Compactor:
             await self._publish(stream, end, upload)
         finally:
             upload.discard()
+        self._shard.measures.compactions["yjs"] += 1
         logger.info(
             "compacted document %s: a snapshot of %d bytes at offset %s stands for %d bytes of updates more",
             stream.key,

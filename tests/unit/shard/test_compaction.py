@@ -262,7 +262,7 @@ def refused(tmp_path: Path, attempt: Callable[[ShardDriver, Group, list[SegmentR
             with pytest.raises(MillstreamError) as error:
                 await attempt(driver, group, segments)
             message = error.value.message
-            assert driver.shard.compaction.count == 0
+            assert driver.shard.measures.compactions["segments"] == 0
             assert await content_of(driver, paths) == before
             # And the right one is still accepted afterwards.
             await commit(driver, group, segments)
