@@ -137,7 +137,8 @@ def test_a_server_that_restarts_does_not_count_its_last_segments_twice(tmp_path:
 
 
 def test_a_stop_flushes_what_is_left(tmp_path: Path, folder: FolderStore) -> None:
-    with server_on(tmp_path / "data", folder, "cold.flush_interval=1h") as server, client_of(server) as client:
+    settings = ("cold.flush_interval=1h", "server.stop_timeout=60s")
+    with server_on(tmp_path / "data", folder, *settings) as server, client_of(server) as client:
         client.put("/v1/stream/last", headers=TEXT, content=b"words")
         assert names(folder, "segments") == set()
         assert server.stop() == 0
