@@ -108,9 +108,12 @@ class Chain:
     def accepts(self, one: StoredBatch) -> bool:
         if one.is_fence:
             self.fence = max(self.fence, one.fence)
-        if one.fence != self.fence or one.batch.next <= self._start:
+        if one.fence != self.fence:
             return False
-        if self.position not in (None, one.batch.first):
+        if self.position is None:
+            if not one.batch.first <= self._start < one.batch.next:
+                return False
+        elif one.batch.first != self.position:
             return False
         self.position = one.batch.next
         return True
@@ -189,7 +192,8 @@ class JetStreamLog:
         """Every batch that counts from `read_from` on, up to the end as it is when reading starts."""
         _, last = self._link.wait(self.bounds())
         start = self._link.wait(self.sequence_of(self.read_from))
-        self.chain = Chain(self.read_from, self._link.wait(self._around(start)))
+        position = max(self.read_from, self._link.wait(self.first_position()))
+        self.chain = Chain(position, self._link.wait(self._around(start)))
         self.sequence = start - 1
         while self.sequence < last:
             found = self._link.wait(self.fetch(self.sequence + 1))
