@@ -281,3 +281,5 @@ def test_make_cluster_starts_three_nodes_and_prints_their_addresses() -> None:
     finally:
         process.terminate()
         assert process.wait(90) == 0
+        assert process.stdout is not None
+        process.stdout.close()

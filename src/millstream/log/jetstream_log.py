@@ -105,12 +105,27 @@ class Chain:
         self.fence = max((one.fence for one in before), default=0)
         self.position: int | None = None
 
+    def begin_behind(self, around: Sequence[StoredBatch]) -> int | None:
+        """Start right behind the batch that ends where reading starts; returns its sequence, None if it is not there.
+
+        Among several it is the last of the fence in force: copies that do not count come before the one that does.
+        """
+        found, fence = None, 0
+        for one in around:
+            fence = max(fence, one.fence)
+            if one.batch.next == self._start and one.fence == fence:
+                found, self.fence, self.position = one.sequence, fence, self._start
+        return found
+
     def accepts(self, one: StoredBatch) -> bool:
         if one.is_fence:
             self.fence = max(self.fence, one.fence)
-        if one.fence != self.fence or one.batch.next <= self._start:
+        if one.fence != self.fence:
             return False
-        if self.position not in (None, one.batch.first):
+        if self.position is None:
+            if not one.batch.first <= self._start < one.batch.next:
+                return False
+        elif one.batch.first != self.position:
             return False
         self.position = one.batch.next
         return True
@@ -189,8 +204,10 @@ class JetStreamLog:
         """Every batch that counts from `read_from` on, up to the end as it is when reading starts."""
         _, last = self._link.wait(self.bounds())
         start = self._link.wait(self.sequence_of(self.read_from))
-        self.chain = Chain(self.read_from, self._link.wait(self._around(start)))
-        self.sequence = start - 1
+        position = max(self.read_from, self._link.wait(self.first_position()))
+        self.chain = Chain(position, self._link.wait(self._around(start)))
+        behind = self.chain.begin_behind(self._link.wait(self._window(start)))
+        self.sequence = behind if behind is not None else start - 1
         while self.sequence < last:
             found = self._link.wait(self.fetch(self.sequence + 1))
             for one in found:
@@ -200,6 +217,20 @@ class JetStreamLog:
             if not found:
                 # A replica that lags answered; another will do better.
                 self._link.wait(asyncio.sleep(RESOLVE_PAUSE_SECONDS))
+
+    async def _window(self, sequence: int) -> list[StoredBatch]:
+        """The batches shortly before and behind a sequence."""
+        first, last = await self.bounds()
+        found: list[StoredBatch] = []
+        at, end = max(first, sequence - LOOK_BACK), min(last, sequence + LOOK_BACK)
+        while at <= end:
+            more = await self.fetch(at, messages=2 * LOOK_BACK)
+            if not more:
+                await asyncio.sleep(RESOLVE_PAUSE_SECONDS)
+                continue
+            found += [one for one in more if one.sequence <= end]
+            at = more[-1].sequence + 1
+        return found
 
     async def _around(self, sequence: int) -> list[StoredBatch]:
         """The batches shortly before a sequence. What an overtaken writer left behind lies no further from the fence
