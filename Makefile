@@ -9,7 +9,7 @@ EDITOR := examples/editor
 CHROMIUM := /usr/bin/chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve examples check format test soak bench clean
+.PHONY: help install serve cluster examples check format test soak bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ install: $(BIN)/millstream ## Make .venv and install millstream into it
 
 serve: install ## Serve on 127.0.0.1:4437 with data in ./data
 	$(BIN)/millstream serve
+
+cluster: $(VENV)/.dev ## Start three nodes with an S3 bucket on this machine
+	$(BIN)/python -m millstream.cli.try_cluster
 
 $(VENV)/.dev: $(BIN)/millstream
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'

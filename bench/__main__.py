@@ -12,6 +12,7 @@ from pathlib import Path
 from bench import (
     appends,
     buckets,
+    cluster,
     cold,
     environment,
     live,
@@ -26,7 +27,7 @@ from bench import (
 )
 from bench.measurement import Plan, progress
 
-MODULES = (appends, reads, replay, live, startup, buckets, cold, spark, pipeline)
+MODULES = (appends, reads, replay, live, startup, buckets, cold, spark, pipeline, cluster)
 BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 RESULTS = Path(__file__).parent / "results"
 

@@ -14,7 +14,10 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Seconds on a clock that never goes back and goes on while the process is stopped: for leases and timeouts.
+
+        Only differences mean anything.
+        """
         ...
 
     def uniform(self, low: float, high: float) -> float:

@@ -92,6 +92,17 @@ def _backend(value: object) -> str:
     return str(value)
 
 
+def _addresses(value: object) -> tuple[tuple[str, int], ...]:
+    parts = value if isinstance(value, list) else [part.strip() for part in str(value).split(",") if part.strip()]
+    return tuple(_address(part) for part in parts)
+
+
+def _cluster_name(value: object) -> str:
+    if re.fullmatch(r"[a-z0-9-]{0,32}", str(value)) is None:
+        raise ValueError
+    return str(value)
+
+
 def _optional_path(value: object) -> Path | None:
     return None if value == "" else _path(value)
 
@@ -129,6 +140,8 @@ SOME_TIME: Final = Kind(_at_least_one(_duration), "a duration such as 500ms or 3
 AT_LEAST_ONE: Final = Kind(_at_least_one(_count), "a whole number, 1 or more")
 ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
 PATH: Final = Kind(_path, "a path")
+ADDRESSES: Final = Kind(_addresses, 'addresses such as ["10.0.0.2:6437", "10.0.0.3:6437"]')
+CLUSTER_NAME: Final = Kind(_cluster_name, "up to 32 of a-z, 0-9 and -")
 FLAG: Final = Kind(_flag, "true or false")
 RETENTION: Final = Kind(_retention, "forever, or a duration such as 30d")
 OPTIONAL_PATH: Final = Kind(_optional_path, "a path, or nothing")
@@ -155,6 +168,8 @@ class ServerSection:
     trusted_proxies: str = setting(
         "", TEXT, "Addresses of proxies, separated by commas, whose X-Forwarded-For says who the client is."
     )
+    node_id: int = setting("1", AT_LEAST_ONE, "This node's number in its cluster.")
+    advertise: str = setting("", TEXT, "HOST:PORT or URL by which others reach this node; by default `listen`.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +326,29 @@ class LoggingSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """Several nodes as one server; see cluster.md."""
+
+    name: str = setting("", CLUSTER_NAME, "The cluster this node belongs to; empty for a server of its own.")
+    listen: tuple[str, int] = setting("127.0.0.1:6437", ADDRESS, "Where this node's broker accepts the others'.")
+    routes: tuple[tuple[str, int], ...] = setting("", ADDRESSES, "The other nodes' `cluster.listen`.")
+    bootstrap_node_id: int = setting("1", AT_LEAST_ONE, "The node that may begin the cluster; the others wait for it.")
+    shards: int = setting("1", AT_LEAST_ONE, "Into how many parts buckets are divided; fixed once it has begun.")
+    replicas: int = setting("3", AT_LEAST_ONE, "How many brokers hold each log; fixed once it has begun.")
+    secret: str = setting("", TEXT, "What the brokers know each other by; write $NAME.")
+    nats_url: str = setting("", TEXT, "Brokers that exist already, instead of one of its own; separated by commas.")
+    nats_user: str = setting("", TEXT, "User at those brokers.")
+    nats_password: str = setting("", TEXT, "Its password; write $NAME.")
+    tls_certificate: str = setting("", TEXT, "Certificate file for the connections between brokers.")
+    tls_key: str = setting("", TEXT, "Its key file.")
+    tls_authority: str = setting("", TEXT, "File with the authority that signs all nodes' certificates.")
+    forward: bool = setting("false", FLAG, "Pass writes on to the leader instead of answering 307.")
+    lease: float = setting("2500ms", SOME_TIME, "How long a leader that is gone is waited for.")
+    window: int = setting("4", AT_LEAST_ONE, "Batches on their way to the log at a time.")
+    keep_flushes: int = setting("8", COUNT, "Flushes whose log is kept for nodes that were away.")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerSection = field(default_factory=ServerSection)
     log: LogSection = field(default_factory=LogSection)
@@ -324,6 +362,7 @@ class Config:
     limits: LimitsSection = field(default_factory=LimitsSection)
     tls: TlsSection = field(default_factory=TlsSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
@@ -339,6 +378,7 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "limits": LimitsSection,
     "tls": TlsSection,
     "logging": LoggingSection,
+    "cluster": ClusterSection,
 }
 
 

@@ -18,6 +18,7 @@ becomes is known only to `server/error_map.py`.
     ├── Forbidden             a good token that does not allow this
     ├── TooManyRequests       the caller is over its limit; retry later
     ├── Unavailable           nothing was written; retry later
+    │   └── NotLeader         another node leads the shard
     ├── OutcomeUnknown        it may or may not have been written
     ├── Corrupt               stored bytes do not say what they must
     └── ConfigurationError    the operator must change something
@@ -136,6 +137,10 @@ class Unavailable(MillstreamError):
     ) -> None:
         super().__init__(message, code=code, hint=hint)
         self.retry_after_seconds = retry_after_seconds
+
+
+class NotLeader(Unavailable):
+    code = "not_leader"
 
 
 class OutcomeUnknown(MillstreamError):

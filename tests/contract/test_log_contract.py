@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millstream.clock import SystemClock
 from millstream.log.file_log import FileLog
 from millstream.log.interface import Log, LogBatch
+from support.broker import new_log_name, open_jetstream_log, shared_broker
 from support.fake_time import FakeClock
 from support.logs import LogDriver
 
@@ -20,16 +23,27 @@ pytestmark = pytest.mark.timeout(60)
 OpenLog = Callable[[], Log]
 
 
-def _file_log(directory: Path) -> OpenLog:
+@contextmanager
+def _file_log(directory: Path) -> Iterator[OpenLog]:
     """Small segments, so that every test also crosses from one file to the next."""
-    return lambda: FileLog(directory / "log", FakeClock(), segment_bytes=512)
+    yield lambda: FileLog(directory / "log", FakeClock(), segment_bytes=512)
 
 
-@pytest.fixture(params=[_file_log], ids=["file"])
-def open_log(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLog:
+@contextmanager
+def _jetstream_log(directory: Path) -> Iterator[OpenLog]:
+    """A stream of its own at a real broker, with several batches in flight."""
+    link, name = shared_broker().link(), new_log_name()
+    try:
+        yield lambda: open_jetstream_log(link, name, SystemClock())
+    finally:
+        link.close()
+
+
+@pytest.fixture(params=[_file_log, _jetstream_log], ids=["file", "jetstream"])
+def open_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenLog]:
     """Opens the same log again each time it is called, as a restart does."""
-    factory: Callable[[Path], OpenLog] = request.param
-    return factory(tmp_path)
+    with request.param(tmp_path) as opens:
+        yield opens
 
 
 @pytest.fixture(params=[False, True], ids=["never blocking", "blocking"])

@@ -23,7 +23,7 @@ from millstream.cli.progress import Progress
 from millstream.config import Config
 from millstream.errors import MillstreamError
 from millstream.server.run import object_store_settings
-from millstream.shard.restore import chain_of, cold_view, live_objects, live_segments
+from millstream.shard.restore import chains_of, cold_view, live_objects, live_segments
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -70,7 +70,7 @@ def _row(segment: SegmentRef) -> dict[str, object]:
 
 async def _ls(options: argparse.Namespace) -> int:
     async for cold in _open(load_configuration(options)):
-        segments = await live_segments(cold, await chain_of(cold))
+        segments = await live_segments(cold, await chains_of(cold))
         if options.json:
             print_json([_row(segment) for segment in segments])
         else:
@@ -92,7 +92,7 @@ async def _ls(options: argparse.Namespace) -> int:
 async def _stats(options: argparse.Namespace) -> int:
     async for cold in _open(load_configuration(options)):
         totals: dict[str, list[int]] = {}
-        for segment in await live_segments(cold, await chain_of(cold)):
+        for segment in await live_segments(cold, await chains_of(cold)):
             total = totals.setdefault(segment.bucket, [0, 0, 0, 0])
             for index, value in enumerate((1, segment.rows, segment.payload_bytes, segment.size)):
                 total[index] += value
@@ -112,14 +112,14 @@ async def _verify(options: argparse.Namespace) -> int:
     problems: list[dict[str, str]] = []
     checked = 0
     async for cold in _open(load_configuration(options)):
-        view = await cold_view(cold, await chain_of(cold))
+        view = await cold_view(cold, await chains_of(cold))
         segments = list(view.segments.values())
         # Replaced by compaction, and kept for a while for those who still read them.
         known = view.segments.keys() | view.retired
         async for entry in cold.objects.list("segments/"):
             if entry.path not in known:
                 problems.append({"path": entry.path, "problem": "no manifest names this object"})
-        others = await live_objects(cold, await chain_of(cold))
+        others = await live_objects(cold, await chains_of(cold))
         with Progress("verifying", len(segments) + len(others)) as progress:
             for path in sorted(others):
                 try:

@@ -26,6 +26,7 @@ COMMANDS = (
     "doctor",
     "restore",
     "cold",
+    "cluster",
     "pipeline",
     "token",
     "completion",

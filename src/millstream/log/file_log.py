@@ -30,7 +30,7 @@ from millstream.log.frames import (
     encode_segment_header,
     find_frame,
 )
-from millstream.log.interface import Done, LogBatch
+from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
 from millstream.measures import SYNC_SECONDS, Histogram
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
@@ -41,6 +41,7 @@ SYNC_MEMORY: Final = 16
 
 class FileLog:
     window = 1
+    batch_bytes_max = BATCH_BYTES_MAX
 
     def __init__(
         self,

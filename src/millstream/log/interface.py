@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from millstream.errors import MillstreamError
+
+BATCH_BYTES_MAX: Final = 8 << 20
 
 
 class LogBatch(NamedTuple):
@@ -27,10 +29,13 @@ class Log(Protocol):
     order of the appends, with None once the batch is durable, or with an error. It does not block, unless the caller
     says by `may_block` that it has nothing else to do and the storage has been quick lately. After `Unavailable`
     nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log accepts nothing
-    more. `trim` forgets batches that end at or before a position; calling it twice is harmless.
+    more, and after `NotLeader` nothing until it is started again. `trim` forgets batches that end at or before a
+    position; calling it twice is harmless. A batch should hold no more than `batch_bytes_max`, unless a single record
+    does.
     """
 
     window: int
+    batch_bytes_max: int
     notices: list[str]
 
     @property

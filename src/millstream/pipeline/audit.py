@@ -23,7 +23,7 @@ from millstream.pipeline.audit_server import compare_with_server
 from millstream.pipeline.planning import DAY_MS
 from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import map_tasks
-from millstream.pipeline.view import View, load_view
+from millstream.pipeline.view import View, load_only_view
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.inspection import Inspection
@@ -129,7 +129,7 @@ def _audit(spark: SparkSession, options: AuditOptions, server: JobServer) -> Aud
 
 
 async def _view(settings: ObjectStoreSettings) -> View:
-    return await load_view(open_objects(settings))
+    return await load_only_view(open_objects(settings))
 
 
 def _tasks(settings: ObjectStoreSettings, segments: list[SegmentRef]) -> Iterator[_Task]:
@@ -251,7 +251,7 @@ async def _check_objects(settings: ObjectStoreSettings, view: View, orphan_secon
     gone = needed - seen
     if gone:
         # A flush or a compaction may have removed them since the manifests were read.
-        fresh = await load_view(objects)
+        fresh = await load_only_view(objects)
         still = {f"snapshots/{stream.snapshot}" for stream in fresh.streams.values() if stream.snapshot is not None}
         gone &= fresh.cold.segments.keys() | fresh.notes | still
     return problems + [Problem("object", path, "this object is referred to and not there") for path in sorted(gone)]

@@ -24,7 +24,7 @@ from millstream.pipeline.planning import Group, Limits, groups_of, plan_group, w
 from millstream.pipeline.rewriting import Part, rewrite
 from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import run_tasks
-from millstream.pipeline.view import load_view
+from millstream.pipeline.view import load_views
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cold import compacted_path
@@ -108,9 +108,11 @@ class _Tally(NamedTuple):
 
 async def _plan(settings: ObjectStoreSettings, buckets: set[str] | None, limits: Limits) -> list[Group]:
     objects = open_objects(settings)
-    view = await load_view(objects)
-    weights = await weigh(objects, view, buckets)
-    return [await plan_group(objects, view, group, limits) for group in groups_of(weights, limits)]
+    groups: list[Group] = []
+    for view in await load_views(objects):
+        weights = await weigh(objects, view, buckets)
+        groups += [await plan_group(objects, view, group, limits) for group in groups_of(weights, limits)]
+    return groups
 
 
 def _run(

@@ -20,7 +20,7 @@ from millstream.pipeline.planning import DAY_MS, footers
 from millstream.pipeline.rewriting import read_footer
 from millstream.pipeline.server import connected, store_of
 from millstream.pipeline.tasks import map_tasks
-from millstream.pipeline.view import View, load_view
+from millstream.pipeline.view import View, load_only_view
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
@@ -89,7 +89,7 @@ def day_of(day: int) -> str:
 
 async def _plan(settings: ObjectStoreSettings, options: UsageOptions) -> list[_Task]:
     objects = open_objects(settings)
-    view = await load_view(objects)
+    view = await load_only_view(objects)
     segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in options.buckets]
     tasks: list[_Task] = []
     chosen: list[SegmentRef] = []

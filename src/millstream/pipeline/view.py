@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream.errors import MillstreamError
 from millstream.protocol.keys import StreamKey
 from millstream.tiers.catalog import StreamRow, decode_key
 from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, decode_manifest, longest_chain
@@ -42,15 +43,37 @@ class View(NamedTuple):
         return stream.kept_from if stream is not None else None
 
 
-async def load_view(objects: Objects) -> View:
-    """Follow the chain of manifests. Their rows are decoded one manifest at a time."""
+async def shards_of(objects: Objects) -> list[int]:
+    """The shards that have manifests."""
+    return sorted({int(entry.path.split("/")[1]) async for entry in objects.list("manifests/")})
+
+
+async def load_views(objects: Objects) -> list[View]:
+    """A view of each shard: they count positions and incarnations by themselves."""
+    return [await load_view(objects, shard) for shard in await shards_of(objects)]
+
+
+async def load_only_view(objects: Objects) -> View:
+    """The view of a store that one shard writes to, for jobs that know no more."""
+    shards = await shards_of(objects)
+    if len(shards) > 1:
+        raise MillstreamError(
+            f"the store holds the data of {len(shards)} shards, and this job looks at one",
+            code="several_shards",
+            hint="`millstream cold verify` checks the objects of all shards",
+        )
+    return await load_view(objects)
+
+
+async def load_view(objects: Objects, shard: int = 0) -> View:
+    """Follow a shard's chain of manifests. Their rows are decoded one manifest at a time."""
     gate = asyncio.Semaphore(MANIFESTS_AT_ONCE)
 
     async def load(path: str) -> Manifest:
         async with gate:
             return decode_manifest(await objects.get(path), path)
 
-    paths = [entry.path async for entry in objects.list("manifests/0000/")]
+    paths = [entry.path async for entry in objects.list(f"manifests/{shard:04d}/")]
     loaded = dict(zip(paths, await asyncio.gather(*map(load, paths)), strict=True))
     chain = longest_chain(
         [ManifestHead(path, one.first, one.through, one.part, one.parts) for path, one in loaded.items()]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from millstream.clock import monotonic_seconds
 from millstream.errors import InvalidRequest, MillstreamError, NotFound
 from millstream.protocol.keys import (
     RESERVED_BUCKETS,
@@ -22,13 +21,13 @@ from millstream.server.bucket_api import BucketApi
 from millstream.server.cold_api import ColdApi
 from millstream.server.compaction_api import CompactionApi
 from millstream.server.error_map import error_response, problem
-from millstream.server.examples import EXAMPLES_ROOT, Examples
+from millstream.server.examples import EXAMPLES_ROOT
 from millstream.server.feed_api import FeedApi
-from millstream.server.gate import Gate, Target
+from millstream.server.front import Front, LiveReads
+from millstream.server.gate import Target
 from millstream.server.health_api import HealthApi
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders
-from millstream.server.logs import log_access
 from millstream.server.messages import Request, Response, Upload
 from millstream.server.metrics import Metrics, RouteSeries
 from millstream.server.metrics_api import MetricsApi
@@ -55,7 +54,9 @@ _PREFLIGHT: Final = Response(
 PATH_BYTES_CACHED_MAX: Final = 512
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
 _OF_BUCKETS: Final = ("bucket", "listing", "feed", "cold")
-_OPERATIONS: Final = {
+# What only a node of a cluster can do; `cluster_admin.py` does it.
+CLUSTER_OPERATION: Final = "cluster operation"
+_OPERATIONS: Final[dict[tuple[str, ...], str]] = {
     ("healthz",): "health",
     ("readyz", "local"): "readiness",
     ("readyz", "cluster"): "cluster readiness",
@@ -63,6 +64,10 @@ _OPERATIONS: Final = {
     ("cluster", "hot-cold-stats"): "stats",
     ("cluster", "cold"): "cluster cold",
     ("cluster", "compactions"): "compactions",
+    **dict.fromkeys(
+        [("cluster", name) for name in ("status", "transfer-leader", "trigger-snapshot", "purge-log", "members")],
+        CLUSTER_OPERATION,
+    ),
 }
 
 Handler = Callable[..., None]
@@ -125,7 +130,7 @@ def target_of(path: bytes) -> Target:
     return Target(found.kind, None, named if found.kind in _OF_BUCKETS else None)
 
 
-class Application:
+class Application(Front):
     def __init__(
         self,
         shard: Shard,
@@ -134,14 +139,12 @@ class Application:
         yjs: YjsSettings | None = None,
         *,
         needs_tokens: bool = False,
+        metrics: Metrics | None = None,
     ) -> None:
-        self.gate: Gate | None = None
-        self.logs_access = False
-        self.metrics = Metrics()
+        super().__init__(target_of, metrics or Metrics(), HealthApi(lambda: [shard]))
         self.readers = LiveReaders(shard, limits, self.metrics)
         self.subscriptions = SubscriptionApi(shard)
         self.yjs = YjsApi(shard, self.readers, yjs or YjsSettings())
-        self.examples: Examples | None = None
         self._machine = shard.machine
         # Each with the series its requests are measured in.
         self._stream_methods: dict[str, tuple[Handler, RouteSeries]] = {
@@ -151,13 +154,12 @@ class Application:
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
         buckets = BucketApi(shard)
         feed = FeedApi(shard, self.readers)
-        cold = ColdApi(shard, store)
-        self.health = HealthApi([shard])
+        self.cold = cold = ColdApi(shard, store)
         self._resources: dict[str, dict[str, Handler]] = {
             "health": {"GET": self.health.alive},
             "readiness": {"GET": self.health.ready},
             "cluster readiness": {"GET": self.health.ready_in_cluster},
-            "metrics": {"GET": MetricsApi(self.metrics, self.readers, [shard]).expose},
+            "metrics": {"GET": MetricsApi(self.metrics, [self.readers], [shard]).expose},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
             "compactions": {"POST": CompactionApi(shard).commit},
             "cluster cold": {"GET": cold.describe_all},
@@ -173,6 +175,10 @@ class Application:
                 "DELETE": self._snapshots.delete,
             },
         }
+
+    @property
+    def live_reads(self) -> LiveReads:
+        return self.readers
 
     def handle(self, request: Request) -> None:
         """Answer a request, now or later, whatever happens."""
@@ -210,6 +216,8 @@ class Application:
             self.subscriptions.handle(request)
         elif found.kind == "reserved":
             self._reserved(request, found.arguments[0])
+        elif found.kind == CLUSTER_OPERATION:
+            self._reserved(request, "cluster")
         elif found.kind in _OPERATIONS.values() and request.method == "PUT":
             self._reserved(request, "healthz")
         else:
@@ -226,29 +234,6 @@ class Application:
             request.reply(_method_not_allowed(request.method, self.yjs.methods))
         else:
             handler(request, document)
-
-    def refusal_of_head(self, request: Request) -> Response | None:
-        """The answer to a request whose body need not be awaited, since it would be refused."""
-        if self.gate is not None:
-            try:
-                self.gate.check_head(request, target_of)
-            except MillstreamError as error:
-                return error_response(error)
-        return None
-
-    def answered(self, request: Request, response: Response) -> None:
-        """Called by the adapters with every answer, as it goes out."""
-        metrics = self.metrics
-        series = request.series or metrics.unrouted
-        series.statuses[response.status] += 1
-        body = response.body
-        if body and isinstance(body, bytes):
-            metrics.sent_bytes += len(body)
-        if request.started:
-            seconds = monotonic_seconds() - request.started
-            series.time(seconds, metrics.timed_one_in)
-            if self.logs_access:
-                log_access(request, response, seconds)
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
         """Where a request's body should go while it arrives, if not into memory; and how large it may be."""

@@ -59,7 +59,7 @@ class MillstreamApp:
     async def close(self) -> None:
         if self._node is not None:
             if self._app is not None:
-                self._app.readers.end_all()
+                self._app.live_reads.end_all()
             await self._node.stop()
             self._node = self._app = None
 

@@ -8,7 +8,7 @@ Segments may hold rows that are dead; `POST` to the same path says which incarna
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -78,13 +78,15 @@ class ColdApi:
 
     def describe_all(self, request: Request) -> None:
         """The same for the whole server, for the jobs that tend the store: no segments, manifests have them all."""
-        body = {
+        request.reply(Response(200, _JSON, msgspec.json.encode(self.overview())))
+
+    def overview(self) -> dict[str, Any]:
+        return {
             "store": self._store,
             "flushed": self._shard.machine.flushed - 1,
             "latest": self._shard.feed.latest,
             "buckets": sorted(self._shard.machine.buckets),
         }
-        request.reply(Response(200, _JSON, msgspec.json.encode(body)))
 
     def ask_alive(self, request: Request, bucket: str) -> None:
         self._shard.machine.bucket(bucket)

@@ -13,6 +13,7 @@ from millstream.server.messages import Request, Response
 from millstream.shard.compaction import Compacted, Proposal
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentRef
+from millstream.tiers.cold import bucket_of_path
 
 
 class ProposedSegment(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,6 +36,17 @@ class ProposedSegment(msgspec.Struct, forbid_unknown_fields=True):
 class ProposalBody(msgspec.Struct, forbid_unknown_fields=True):
     replace: list[str]
     segments: list[ProposedSegment]
+
+
+def bucket_of_proposal(request: Request) -> str | None:
+    """The bucket whose segments a proposal is about; None if it does not say, and will be refused."""
+    try:
+        body = msgspec.json.decode(request.body, type=ProposalBody)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if body.segments:
+        return body.segments[0].bucket
+    return bucket_of_path(body.replace[0]) if body.replace else None
 
 
 class CompactionApi:

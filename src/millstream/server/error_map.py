@@ -108,6 +108,8 @@ def yjs_error(response: Response) -> Response:
     assert isinstance(response.body, bytes)
     error: dict[str, object] = msgspec.json.decode(response.body)["error"]
     code, status = str(error["code"]), response.status
+    if code.isupper():
+        return response  # another node has worded it already
     if code == Gone.code:
         status = 404
     error["code"] = _YJS_CODES_BY_OURS.get(code) or _YJS_CODES.get(status, code.upper())

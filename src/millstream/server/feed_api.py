@@ -96,7 +96,7 @@ class FeedApi:
         fields = (
             b"stream-feed-token: %b\r\ncache-control: no-store\r\nvary: accept\r\n" % _token(page.position).encode()
         )
-        if page.up_to_date:
+        if page.up_to_date and self._shard.is_current():
             fields += b"stream-up-to-date: true\r\n"
         if ARROW_TYPE in (request.header(b"accept") or ""):
             return Response(200, b"content-type: %b\r\n" % ARROW_TYPE.encode() + fields, _arrow(bucket, page.items))
@@ -139,7 +139,7 @@ class FeedFollower(Follower):
 
     def _control(self, *, up_to_date: bool) -> bytes:
         control: dict[str, object] = {"token": _token(self._after)}
-        if up_to_date:
+        if up_to_date and self._shard.is_current():
             control["upToDate"] = True
         return b"id: %b\n" % _token(self._after).encode() + encode_event(b"control", msgspec.json.encode(control))
 

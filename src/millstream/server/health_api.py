@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from millstream import __version__
+from millstream.errors import NotLeader
 from millstream.server.messages import Request, Response
 from millstream.shard.shard import Shard
 
@@ -15,11 +16,12 @@ _FIELDS: Final = b"content-type: application/json\r\ncache-control: no-store\r\n
 
 
 class HealthApi:
-    """`cluster_problems` says what keeps the cluster from being ready, beyond what keeps this node."""
+    """`local_problems` and `cluster_problems` say what else keeps this node, and the cluster, from being ready."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Callable[[], Iterable[Shard]]) -> None:
         self._shards = shards
         self.is_stopping = False
+        self.local_problems: Callable[[], list[str]] = list
         self.cluster_problems: Callable[[], list[str]] = list
 
     @staticmethod
@@ -34,13 +36,14 @@ class HealthApi:
 
     def _problems(self) -> list[str]:
         problems = ["the server is stopping"] if self.is_stopping else []
-        for shard in self._shards:
-            if shard.committer.failure is not None:
-                problems.append(shard.committer.failure.message)
+        for shard in self._shards():
+            failure = shard.committer.failure
+            if failure is not None and not isinstance(failure, NotLeader):
+                problems.append(failure.message)
             reason = shard.backpressure_reason()
             if reason is not None:
                 problems.append(f"writers are being refused: {reason}")
-        return problems
+        return problems + self.local_problems()
 
     @staticmethod
     def _answer(request: Request, problems: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Jobs that a server starts by itself: compaction on a schedule, as a process of its own beside it.
 
 The job is an ordinary one, `millstream pipeline compact`, against this server's own address. One runs at a time; it
-ends with the server, and one that takes longer than `LONGEST_SECONDS` is stopped.
+ends with the server, and one that takes longer than `LONGEST_SECONDS` is stopped. Of the nodes of a cluster, one
+does it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -40,6 +41,7 @@ class Housekeeping:
         for (kind, name), variable in CREDENTIALS.items():
             if kind == backend and options.get(name):
                 self._environment[variable] = options[name]
+        self.is_ours: Callable[[], bool] = lambda: True
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -63,6 +65,8 @@ class Housekeeping:
     async def _run_forever(self) -> None:
         while True:
             await asyncio.sleep(self._every_seconds)
+            if not self.is_ours():
+                continue
             try:
                 await self._compact()
             except OSError as error:

@@ -69,11 +69,12 @@ class LiveReaders:
     def events(self, stream: Stream, start: int, result: ReadResult, cursor: str) -> bytes:
         """The data event of a read and the control event that follows it."""
         # Given these, the rest of the result follows: it reaches the tail or it does not.
-        key = (stream.incarnation, start, result.next_offset, result.closed or not result.up_to_date, cursor)
+        up_to_date = result.up_to_date and self.shard.is_current()
+        key = (stream.incarnation, start, result.next_offset, result.closed or not up_to_date, cursor)
         if self._encoded[0] != key:
             data = encode_data(stream.content_type, result.messages)
             token = format_offset(result.next_offset)
-            control = encode_control(token, cursor=cursor, up_to_date=result.up_to_date, closed=result.closed)
+            control = encode_control(token, cursor=cursor, up_to_date=up_to_date, closed=result.closed)
             self._encoded = (key, data + control)
         return self._encoded[1]
 
@@ -243,4 +244,5 @@ class StreamFollower(Follower):
 
     def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
         self._advance_cursor()
+        up_to_date = up_to_date and self._readers.shard.is_current()
         return encode_control(format_offset(offset), cursor=self._cursor, up_to_date=up_to_date, closed=closed)

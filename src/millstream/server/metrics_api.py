@@ -9,6 +9,7 @@ from pathlib import Path
 
 from millstream import __version__
 from millstream.clock import SystemClock
+from millstream.errors import NotLeader
 from millstream.server.exposition import CONTENT_TYPE, Family, counter, gauge, merged, render
 from millstream.server.live import Follower, LiveReaders
 from millstream.server.messages import Request, Response
@@ -19,7 +20,7 @@ _STARTED_SECONDS = SystemClock().now_ms() / 1000
 
 
 class MetricsApi:
-    def __init__(self, metrics: Metrics, readers: LiveReaders, shards: Sequence[Shard]) -> None:
+    def __init__(self, metrics: Metrics, readers: Sequence[LiveReaders], shards: Sequence[Shard]) -> None:
         self._metrics = metrics
         self._readers = readers
         self._shards = shards
@@ -83,7 +84,8 @@ class MetricsApi:
             ("fsync_seconds", "Time the disk took to write and sync a batch.", [one.sync_seconds for one in measures]),
         ):
             yield Family(f"millstream_{name}", "histogram", text, [({}, merged(histograms))])
-        failed = sum(shard.committer.failure is not None for shard in shards)
+        failures = [shard.committer.failure for shard in shards]
+        failed = sum(one is not None and not isinstance(one, NotLeader) for one in failures)
         yield gauge("millstream_log_stopped", "Logs that accept nothing more until a restart.", failed)
         refused = sum(shard.backpressure_reason() is not None for shard in shards)
         yield gauge("millstream_backpressure", "Shards that refuse writers for want of memory.", refused)
@@ -129,8 +131,9 @@ class MetricsApi:
         )
 
     def _live(self) -> Iterator[Family]:
-        followers = sum(isinstance(reader, Follower) for reader in self._readers.live)
-        waiting = len(self._readers.live) - followers
+        live = [reader for readers in self._readers for reader in readers.live]
+        followers = sum(isinstance(reader, Follower) for reader in live)
+        waiting = len(live) - followers
         yield Family(
             "millstream_live_readers",
             "gauge",

@@ -21,8 +21,8 @@ import httptools
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import InvalidRequest
-from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
+from millstream.server.front import Front
 from millstream.server.limits import HttpLimits
 from millstream.server.messages import (
     COMMON_FIELDS,
@@ -50,7 +50,7 @@ class NativeServer:
 
     def __init__(
         self,
-        app: Application,
+        app: Front,
         limits: HttpLimits,
         *,
         public_url: str | None = None,
@@ -115,7 +115,7 @@ class NativeServer:
             self._server.close()
         for connection in tuple(self.connections):
             connection.retire()
-        self.app.readers.end_all()
+        self.app.live_reads.end_all()
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from typing import Final
 from millstream.access.authenticator import auth_settings
 from millstream.config import Config
 from millstream.errors import MillstreamError
-from millstream.server.app import Application
+from millstream.server.front import Front
 from millstream.server.gate import Gate
 from millstream.server.limits import http_limits, read_limits
 from millstream.server.logs import configure_logging
@@ -40,7 +40,7 @@ class Reloader:
         config: Config,
         load: Callable[[], Config],
         open_gate: Callable[[Config], Gate | None],
-        app: Application,
+        app: Front,
         server: NativeServer,
     ) -> None:
         self._config = config
@@ -75,7 +75,7 @@ class Reloader:
 
     def _limits(self, config: Config) -> list[str]:
         self._server.limits = http_limits(config)
-        self._app.readers.limits = read_limits(config)
+        self._app.live_reads.limits = read_limits(config)
         if self._app.gate is None and not config.auth.enabled:
             self._app.gate = self._open_gate(config)
         elif self._app.gate is not None:

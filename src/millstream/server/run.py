@@ -10,9 +10,10 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Protocol
 
 from millstream.access.authenticator import Authenticator, auth_settings
 from millstream.clock import Clock, SystemClock
@@ -24,15 +25,18 @@ from millstream.measures import ShardMeasures
 from millstream.server.app import Application
 from millstream.server.examples import Examples
 from millstream.server.exposure import check_exposure
+from millstream.server.front import Front
 from millstream.server.gate import Gate
 from millstream.server.housekeeping import Housekeeping
 from millstream.server.limits import http_limits, read_limits
+from millstream.server.metrics import Metrics
 from millstream.server.native import NativeServer
 from millstream.server.reload import Reloader
 from millstream.server.tls import tls_context
 from millstream.server.yjs_api import YjsSettings
 from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
+from millstream.streams.subscriptions import Subscription
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -78,6 +82,11 @@ class Node:
     """The parts of a server below its adapter, opened from a configuration and closed in order."""
 
     def __init__(self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
+        if config.cluster.name:
+            raise ConfigurationError(
+                "cluster.name is set, but this is not a node of a cluster",
+                hint="start nodes of a cluster with `millstream serve`",
+            )
         self.config = config
         clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
@@ -107,19 +116,21 @@ class Node:
             blobs,
             clock,
             hot_bytes_max=config.hot.bytes_max,
-            flush_limits=FlushLimits(
-                cold.flush_interval,
-                cold.flush_bytes,
-                # Whatever is configured: half of the memory must come free when messages move out.
-                min(config.hot.keep_bytes, config.hot.bytes_max // 2),
-                config.hot.bytes_max // 2,
-                config.hot.resident_streams_max,
-            ),
+            flush_limits=flush_limits(config),
             reclaim_grace_seconds=cold.reclaim_grace,
             measures=measures,
         )
         self.app: Application | None = None
         self._watching: asyncio.Task[None] | None = None
+        self.on_removed: Callable[[], None] = lambda: None
+
+    @property
+    def notices(self) -> list[str]:
+        return self.shard.notices
+
+    @property
+    def keeps_house(self) -> bool:
+        return True
 
     async def start(self) -> Application:
         await self.shard.start()
@@ -141,19 +152,10 @@ class Node:
     def open_gate(self, config: Config) -> Gate | None:
         """The gate that a configuration asks for; none if requests need no token and have no limits."""
         assert self.app is not None
-        clock = self.shard.clock
-        authenticator = Authenticator(auth_settings(config), clock) if config.auth.enabled else None
-        if authenticator is None and config.limits == LimitsSection():
-            return None
-        return Gate(
-            authenticator,
-            config.limits,
-            self.app.metrics,
-            clock,
-            self.shard.machine.subscriptions.by_id,
-            open_metrics=config.auth.open_metrics,
-            trusted_proxies=frozenset(one.strip() for one in config.server.trusted_proxies.split(",") if one.strip()),
-        )
+        return open_gate(config, self.app.metrics, self.shard.clock, self.shard.machine.subscriptions.by_id)
+
+    async def retire(self) -> None:
+        """Nobody else could take over."""
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop in order. A last flush that takes longer than allowed is given up: the log has everything."""
@@ -164,6 +166,72 @@ class Node:
             await self.app.yjs.compactor.stop()
         await self.shard.stop(timeout_seconds)
         self._directory.release()
+
+
+class Served(Protocol):
+    """What is served: a server of its own, or a node of a cluster."""
+
+    on_removed: Callable[[], None]
+
+    @property
+    def notices(self) -> list[str]: ...
+
+    @property
+    def keeps_house(self) -> bool:
+        """Whether scheduled jobs are this node's to start."""
+        ...
+
+    async def start(self) -> Front: ...
+
+    def open_gate(self, config: Config) -> Gate | None: ...
+
+    async def retire(self) -> None:
+        """Let others take over before connections are closed."""
+        ...
+
+    async def stop(self, timeout_seconds: float | None = None) -> None: ...
+
+
+def open_node(config: Config) -> Served:
+    if not config.cluster.name:
+        return Node(config)
+    try:
+        from millstream.server.cluster_node import ClusterNode
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"a cluster needs the package {error.name}, which is not installed",
+            hint="pip install 'millstream[cluster]'",
+        ) from None
+    return ClusterNode(config)
+
+
+def open_gate(config: Config, metrics: Metrics, clock: Clock, subscriptions: Mapping[str, Subscription]) -> Gate | None:
+    """The gate that a configuration asks for; none if requests need no token and have no limits."""
+    authenticator = Authenticator(auth_settings(config), clock) if config.auth.enabled else None
+    if authenticator is None and config.limits == LimitsSection():
+        return None
+    return Gate(
+        authenticator,
+        config.limits,
+        metrics,
+        clock,
+        subscriptions,
+        open_metrics=config.auth.open_metrics,
+        trusted_proxies=frozenset(one.strip() for one in config.server.trusted_proxies.split(",") if one.strip()),
+    )
+
+
+def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
+    """When to flush; several shards share the memory."""
+    cold, hot_bytes_max = config.cold, config.hot.bytes_max // shards
+    return FlushLimits(
+        cold.flush_interval,
+        cold.flush_bytes,
+        # Whatever is configured: half of the memory must come free when messages move out.
+        min(config.hot.keep_bytes // shards, hot_bytes_max // 2),
+        hot_bytes_max // 2,
+        max(1, config.hot.resident_streams_max // shards),
+    )
 
 
 def object_store_settings(config: Config) -> ObjectStoreSettings:
@@ -221,7 +289,7 @@ async def serve(
     config: Config,
     announce: Callable[[str], None],
     *,
-    node: Node | None = None,
+    node: Served | None = None,
     examples: Path | None = None,
     load: Callable[[], Config] | None = None,
 ) -> None:
@@ -231,7 +299,7 @@ async def serve(
     tls = tls_context(config.tls)
     listening = open_listener(config.server.listen)
     try:
-        node = node or Node(config)
+        node = node or open_node(config)
         app = await node.start()
         app.examples = pages
     except BaseException:
@@ -244,8 +312,9 @@ async def serve(
     reloader = Reloader(config, load or (lambda: config), node.open_gate, app, server)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    node.on_removed = stopped.set
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
-    for notice in node.shard.notices:
+    for notice in node.notices:
         logger.info(notice)
     if warning is not None:
         logger.warning(warning)
@@ -260,6 +329,7 @@ async def serve(
         store.backend,
         store.options,
     )
+    housekeeping.is_ours = lambda: node.keeps_house
     housekeeping.start()
     announce(
         f"millstream listens on http{'s' if tls is not None else ''}://{f'[{host}]' if ':' in host else host}:{port},"
@@ -273,6 +343,7 @@ async def serve(
     deadline = loop.time() + config.server.stop_timeout
     logger.info("stopping: no more connections, requests finish, live reads end")
     app.health.is_stopping = True
-    await server.stop(config.server.stop_timeout * REQUESTS_SHARE)
+    await node.retire()
+    await server.stop(min(config.server.stop_timeout * REQUESTS_SHARE, max(deadline - loop.time(), 0.0)))
     await node.stop(max(deadline - loop.time(), 0.0))
     logger.info("stopped")

@@ -13,10 +13,14 @@ class StatsApi:
         self._shard = shard
 
     def hot_and_cold(self, request: Request) -> None:
+        fields = b"content-type: application/json\r\ncache-control: no-store\r\n"
+        request.reply(Response(200, fields, msgspec.json.encode(self.describe())))
+
+    def describe(self) -> dict[str, object]:
         shard = self._shard
         totals = shard.cold_totals()
         reason = shard.backpressure_reason()
-        body = {
+        return {
             "hot_bytes": shard.hot.bytes,
             "hot_bytes_max": shard.hot_bytes_max,
             "cold_bytes": totals.stored_bytes,
@@ -32,5 +36,3 @@ class StatsApi:
             "flushed_position": shard.machine.flushed,
             "last_position": shard.feed.latest,
         }
-        fields = b"content-type: application/json\r\ncache-control: no-store\r\n"
-        request.reply(Response(200, fields, msgspec.json.encode(body)))

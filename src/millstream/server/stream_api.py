@@ -196,7 +196,7 @@ class StreamApi:
             etag.encode(),
         )
         if result.up_to_date:
-            fields += _UP_TO_DATE
+            fields += self._freshness()
         fields += self._cache_chunk if result.closed or not result.up_to_date else self._cache_tail
         if result.closed:
             fields += _CLOSED
@@ -208,10 +208,14 @@ class StreamApi:
             stream.content_type.encode("latin-1"),
             format_offset(stream.tail).encode(),
         )
-        fields += _UP_TO_DATE + _CACHE_NEVER
+        fields += self._freshness() + _CACHE_NEVER
         if stream.closed:
             fields += _CLOSED
         request.reply(Response(200, fields, b"[]" if stream.is_json else b""))
+
+    def _freshness(self) -> bytes:
+        """A node that follows says that it is up to date only when it knows that it has caught up."""
+        return _UP_TO_DATE if self._shard.is_current() else b""
 
     def _long_poll(
         self, request: Request, query: dict[str, str], stream: Stream, token: str, offset: int | None, bytes_max: int
@@ -230,7 +234,7 @@ class StreamApi:
                 self._chunk(request, stream, token, start, bytes_max, cursor)
                 return
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
-            fields += _UP_TO_DATE + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
+            fields += self._freshness() + _CACHE_NEVER + (_CLOSED if stream.closed else cursor)
             request.reply(Response(204, fields))
 
         def is_ready() -> bool:

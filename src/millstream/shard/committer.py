@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.clock import monotonic_seconds
-from millstream.errors import MillstreamError, OutcomeUnknown
+from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown
 from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
 from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
@@ -24,7 +24,6 @@ logger = logging.getLogger("millstream.shard")
 Reply = Callable[[Any], None]
 Entry = tuple[AnyRecord | None, int, Reply | None, Any]
 
-BATCH_BYTES_MAX = 8 << 20
 # A lone record this small may be stored on the loop itself, if the loop has little else to do.
 BLOCKING_BYTES_MAX = 64 << 10
 
@@ -70,11 +69,23 @@ class Committer:
         self._seen = 0
         self._last_size = 0
         self.pending_bytes = 0
-        self.failure: OutcomeUnknown | None = None
+        # Why nothing is accepted: the log has stopped, or another node leads.
+        self.failure: MillstreamError | None = None
+        self.on_failure: Callable[[], None] = lambda: None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.failure = None
         self._log.start(self._gathering[-1].next, loop.call_soon_threadsafe)
+
+    def refuse(self, reason: MillstreamError) -> None:
+        """Accept nothing more; what was accepted is still answered when its outcome is known."""
+        self.failure = reason
+
+    def go_on_behind(self, position: int) -> None:
+        """Everything before a position has been applied: another node wrote it."""
+        assert self.is_idle and self.failure is not None
+        self._gathering = deque([Batch(position)])
 
     @property
     def applied_position(self) -> int:
@@ -91,7 +102,7 @@ class Committer:
             raise self.failure
         encoded = encode_record(record)
         batch = self._gathering[-1]
-        if batch.bytes + len(encoded) > BATCH_BYTES_MAX and batch.encoded:
+        if batch.bytes + len(encoded) > self._log.batch_bytes_max and batch.encoded:
             batch = Batch(batch.next)
             self._gathering.append(batch)
         position = batch.next
@@ -196,7 +207,7 @@ class Committer:
         self._in_flight.clear()
         self._gathering = deque([Batch(first)])
         self.pending_bytes = 0
-        if isinstance(error, OutcomeUnknown):
+        if isinstance(error, OutcomeUnknown | NotLeader):
             self.failure = error
         for batch in batches:
             self._undo_batch(batch)
@@ -204,6 +215,8 @@ class Committer:
             for _, _, reply, _ in batch.entries:
                 if reply is not None:
                     self._answer(reply, error)
+        if self.failure is not None:
+            self.on_failure()
 
     async def submit_and_wait(self, record: AnyRecord) -> MillstreamError | None:
         """Send a record and wait until it is durable and applied, or refused."""

@@ -25,7 +25,7 @@ from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFoun
 from millstream.shard.committer import Committer
 from millstream.shard.flusher import Flusher
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentRef, SegmentsReplaced
+from millstream.streams.records import SegmentRef, SegmentsReplaced, StreamsTouched
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import COMPACTED, ColdTier
 from millstream.tiers.proof import LiveRun, Proof
@@ -73,7 +73,9 @@ class Compaction:
         flusher: Flusher,
         clock: Clock,
         is_tidy: Callable[[], bool],
+        shard: int = 0,
     ) -> None:
+        self._shard = shard
         self._machine = machine
         self._catalog = catalog
         self._cold = cold
@@ -130,6 +132,8 @@ class Compaction:
     async def sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            if self._committer.failure is not None:
+                continue  # another node leads, and tidies up
             try:
                 count = await self.sweep(self._clock.now_ms() - int(ABANDONED_SECONDS * 1000))
                 if count:
@@ -139,13 +143,20 @@ class Compaction:
 
     async def sweep(self, before_ms: int) -> int:
         """Delete compacted segments older than that which were never committed: their job has died."""
+        ours = f"/{self._shard:04d}-"
         async with self._lock:
             known = {row.segment.path for _, row in self._catalog.segments()} | self._flusher.sealed_paths
             abandoned = [
                 entry.path
                 async for entry in self._cold.objects.list("segments/")
-                if entry.path.endswith(COMPACTED) and entry.path not in known and entry.modified_ms < before_ms
+                if entry.path.endswith(COMPACTED) and ours in entry.path
+                if entry.path not in known and entry.modified_ms < before_ms
             ]
+            if abandoned:
+                # Who still leads after looking has looked at the truth: no other node has committed one of them.
+                refusal = await self._committer.submit_and_wait(StreamsTouched({}))
+                if refusal is not None:
+                    raise refusal
             for path in abandoned:
                 await self._cold.objects.delete(path)
             return len(abandoned)

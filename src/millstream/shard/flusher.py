@@ -107,7 +107,9 @@ class Flusher:
         committer: Committer,
         clock: Clock,
         limits: FlushLimits,
+        shard: int = 0,
     ) -> None:
+        self._shard = shard
         self._machine = machine
         self._hot = hot
         self._journals = journals
@@ -118,8 +120,8 @@ class Flusher:
         self._committer = committer
         self._clock = clock
         self._limits = limits
-        self._lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
+        self.lock = asyncio.Lock()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
         # Segments that are sealed but not in the catalog yet, with their indexes.
         self._sealed: list[SealedFlush] = []
         # Segments about to be deleted: the next manifest says so first.
@@ -199,7 +201,7 @@ class Flusher:
 
     async def flush(self) -> int:
         """Make everything applied so far cold; returns the position the catalog then reflects."""
-        async with self._lock:
+        async with self.lock:
             if not self._has_changes():
                 return self._catalog.position
             started = monotonic_seconds()
@@ -217,7 +219,7 @@ class Flusher:
             finally:
                 self._machine.removing = {}
                 self._machine.frozen = {}
-            await self._release(frozen)
+            await self.release(frozen.position, frozen.incarnations)
             await self._delete_freed_blobs(frozen)
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
@@ -331,16 +333,16 @@ class Flusher:
 
         try:
             for bucket, runs in _segments_of(frozen.runs):
-                encoded = await loop.run_in_executor(self._thread, encode_segment, bucket, 0, runs)
+                encoded = await loop.run_in_executor(self.thread, encode_segment, bucket, self._shard, runs)
                 first, random = encoded.info.first_position, self._clock.random_bytes(8)
-                path = await put(segment_path(bucket, runs[0].times[0], 0, first, random), encoded.data)
+                path = await put(segment_path(bucket, runs[0].times[0], self._shard, first, random), encoded.data)
                 segments.append(SealedSegment(_reference(path, encoded), encoded.extents))
             notes = ""
             if frozen.notes:
-                notes = notes_path(0, frozen.position, self._clock.random_bytes(8))
+                notes = notes_path(self._shard, frozen.position, self._clock.random_bytes(8))
                 await put(notes, encode_notes(frozen.notes))
             flush = SealedFlush(frozen.position, frozen.first_position, notes, segments)
-            manifest = manifest_path(0, frozen.position, self._clock.random_bytes(8))
+            manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
             await put(manifest, encode_manifest(self._manifest(frozen, flush)))
         except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
             await self._discard(written)
@@ -358,7 +360,7 @@ class Flusher:
         replacements = [Replacement(record.replaced, record.segments) for record in frozen.replaced]
         return Manifest(
             manifest_format(replacements, []),
-            0,
+            self._shard,
             self._catalog.position,
             frozen.position,
             self._clock.now_ms(),
@@ -408,11 +410,11 @@ class Flusher:
         )
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, self._catalog.write, checkpoint)
+            await loop.run_in_executor(self.thread, self._catalog.write, checkpoint)
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
-        await loop.run_in_executor(self._thread, self._log.trim, frozen.position)
+        await loop.run_in_executor(self.thread, self._log.trim, frozen.position)
 
     async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
         segments = [SealedSegment(one, (await self._cold.footer(one)).extents) for one in record.segments]
@@ -427,8 +429,9 @@ class Flusher:
 
     # -- letting go ------------------------------------------------------------------------------------------
 
-    async def _release(self, frozen: _Frozen) -> None:
-        self._kept.append((frozen.position, frozen.incarnations))
+    async def release(self, position: int, incarnations: set[int]) -> None:
+        """The catalog has what these streams held before a position: let go of the oldest that memory is short of."""
+        self._kept.append((position, incarnations))
         while self._kept and self._hot.bytes > self._limits.keep_bytes:
             position, incarnations = self._kept.popleft()
             self._journals.drop_before(position)
@@ -460,22 +463,22 @@ class Flusher:
             return
         loop = asyncio.get_running_loop()
         random = self._clock.random_bytes(8)
-        parts = self._catalog.dump(FULL_PART_STREAMS)
+        parts = self._catalog.dump(FULL_PART_STREAMS, self._shard)
         through = 0
-        while (part := await loop.run_in_executor(self._thread, next, parts, None)) is not None:
+        while (part := await loop.run_in_executor(self.thread, next, parts, None)) is not None:
             through = part.through
-            path = manifest_path(0, through, random + part.part.to_bytes(4, "big"))
+            path = manifest_path(self._shard, through, random + part.part.to_bytes(4, "big"))
             self.made.add(path)
             await self._cold.objects.put(path, encode_manifest(part))
         self._manifests_since_full = 0
-        older = [entry.path async for entry in self._cold.objects.list("manifests/0000/")]
+        older = [entry.path async for entry in self._cold.objects.list(f"manifests/{self._shard:04d}/")]
         for path in older:
             position, _, rest = path.rpartition("/")[2].partition("-")
             if int(position) <= through and not rest.startswith(random.hex()):
                 await self._cold.objects.delete(path)
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self.thread.shutdown()
 
 
 def _segments_of(runs: list[StreamRun]) -> Iterator[tuple[str, list[StreamRun]]]:
@@ -538,29 +541,36 @@ def _reference(path: str, encoded: EncodedSegment) -> SegmentRef:
     )
 
 
-async def remove_orphans(
-    cold: ColdTier, catalog: Catalog, flusher: Flusher, started_at: int, is_blob_known: Callable[[str], bool]
-) -> int:
-    """Delete the objects that a crash left behind: those nothing refers to and this process has not written.
+async def find_orphans(
+    cold: ColdTier,
+    catalog: Catalog,
+    flusher: Flusher,
+    shard: int,
+    started_at: int,
+    is_blob_known: Callable[[str], bool],
+    modified_before_ms: float,
+) -> list[str]:
+    """The objects that a crash left behind: those nothing refers to and this process has not written.
 
     `started_at` is the catalog's position at the start: a manifest that reaches further and was not sealed describes
-    a flush that never was. They go first, so that no manifest ever names a segment that is gone.
+    a flush that never was. They come first, so that no manifest ever names a segment that is gone. Other shards'
+    objects are none of ours.
     """
     known = {row.segment.path for _, row in catalog.segments()}
     known |= {flush.notes for _, flush in catalog.flushes()}
     known |= flusher.sealed_paths
-    orphans = []
-    async for entry in cold.objects.list("manifests/0000/"):
+    found = []
+    async for entry in cold.objects.list(f"manifests/{shard:04d}/"):
         position = int(entry.path.rpartition("/")[2].partition("-")[0])
         if position > started_at and entry.path not in known and entry.path not in flusher.made:
-            orphans.append(entry.path)
-    for prefix in ("segments/", "notes/0000/"):
+            found.append(entry)
+    for prefix in ("segments/", f"notes/{shard:04d}/"):
         async for entry in cold.objects.list(prefix):
-            if entry.path not in known and entry.path not in flusher.made:
-                orphans.append(entry.path)
+            owner = entry.path.rpartition("/")[2].partition("-")[0]
+            is_ours = prefix != "segments/" or not owner.isdigit() or int(owner) == shard
+            if is_ours and entry.path not in known and entry.path not in flusher.made:
+                found.append(entry)
     async for entry in cold.objects.list("snapshots/"):
         if not is_blob_known(entry.path.removeprefix("snapshots/")):
-            orphans.append(entry.path)
-    for path in orphans:
-        await cold.objects.delete(path)
-    return len(orphans)
+            found.append(entry)
+    return [entry.path for entry in found if entry.modified_ms < modified_before_ms]

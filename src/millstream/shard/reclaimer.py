@@ -13,8 +13,10 @@ from typing import Final
 
 from millstream.clock import Clock
 from millstream.errors import MillstreamError
-from millstream.shard.flusher import Flusher, remove_orphans
+from millstream.shard.committer import Committer
+from millstream.shard.flusher import Flusher, find_orphans
 from millstream.streams.machine import StateMachine
+from millstream.streams.records import StreamsTouched
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -33,8 +35,16 @@ class Reclaimer:
         blobs: Blobs,
         machine: StateMachine,
         clock: Clock,
+        committer: Committer,
         grace_seconds: float,
+        shard: int = 0,
+        leftover_age_seconds: float = 0.0,
     ) -> None:
+        self._committer = committer
+        # The catalog's position when this process began to write to the store.
+        self.started_at = catalog.position
+        self._shard = shard
+        self._leftover_age_seconds = leftover_age_seconds
         self._catalog = catalog
         self._cold = cold
         self._flusher = flusher
@@ -42,28 +52,41 @@ class Reclaimer:
         self._machine = machine
         self._clock = clock
         self._grace_seconds = grace_seconds
-        self._started_at = catalog.position
         # Whether what a crash left behind is gone.
         self.is_tidy = False
 
     async def run_forever(self) -> None:
         while True:
             try:
-                if not self.is_tidy:
-                    await self._remove_leftovers()
-                    self.is_tidy = True
-                await self.reclaim()
+                if self._committer.failure is None:
+                    if not self.is_tidy:
+                        await self._remove_leftovers()
+                        self.is_tidy = True
+                    await self.reclaim()
             except MillstreamError as error:
                 logger.warning("space could not be reclaimed, next try in %.0f s: %s", ROUND_SECONDS, error)
             await asyncio.sleep(min(ROUND_SECONDS, max(self._grace_seconds, 0.1)))
 
     async def _remove_leftovers(self) -> None:
         await asyncio.to_thread(self._cold.objects.remove_partial_files)
-        count = await remove_orphans(self._cold, self._catalog, self._flusher, self._started_at, self._is_blob_known)
-        if count:
-            logger.info("removed %d objects that a crash had left behind", count)
+        shared = self._leftover_age_seconds > 0
+        before_ms = self._clock.now_ms() - self._leftover_age_seconds * 1000 if shared else float("inf")
+        orphans = await find_orphans(
+            self._cold, self._catalog, self._flusher, self._shard, self.started_at, self._is_blob_known, before_ms
+        )
+        if orphans and shared:
+            # Others write to this store too. Who is still leading now, after looking, has looked at the truth.
+            refusal = await self._committer.submit_and_wait(StreamsTouched({}))
+            if refusal is not None:
+                raise refusal
+        for path in orphans:
+            await self._cold.objects.delete(path)
+        if orphans:
+            logger.info("removed %d objects that a crash had left behind", len(orphans))
 
     def _is_blob_known(self, name: str) -> bool:
+        if not name.startswith(self._blobs.prefix):
+            return True  # another shard's
         if name in self._blobs.made or self._catalog.refers_to_blob(name):
             return True
         return any(stream.snapshot is not None and stream.snapshot.blob == name for stream in self._machine.unsaved())

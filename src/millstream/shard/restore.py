@@ -41,40 +41,56 @@ class Restored(NamedTuple):
     streams: int
 
 
-async def restore(cold: ColdTier, catalog: Catalog, now_ms: int, on_progress: Callable[[int, int], None]) -> Restored:
-    """Fill an empty catalog. `on_progress` gets how many manifests of how many are done."""
-    chain = await chain_of(cold)
+async def restore(
+    cold: ColdTier,
+    catalog: Catalog,
+    now_ms: int,
+    on_progress: Callable[[int, int], None],
+    *,
+    shard: int = 0,
+    through: int | None = None,
+) -> Restored:
+    """Fill an empty catalog, up to a position if one is given. `on_progress` gets how many manifests are done."""
+    chain = await chain_of(cold, shard, through)
     if not chain:
         raise NotFound("the object store holds no manifests: there is nothing to restore", code="nothing_to_restore")
     removed: set[str] = set()
     for head in chain:
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         removed.update(manifest.removed_segments)
         for replacement in manifest.replacements:
             removed.update(replacement.replaced)
     segments = 0
     parts: list[Manifest] = []
     for count, head in enumerate(chain, 1):
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         parts.append(manifest)
         if manifest.first == 0 and manifest.part < len([one for one in chain if one.first == 0]):
             on_progress(count, len(chain))
             continue  # a full manifest counts when all its parts are there
-        flushes = [await _sealed(cold, flush, removed) for flush in manifest.flushes]
-        replacements = [await _replacement(cold, one, removed) for one in manifest.replacements]
+        flushes = [await sealed_flush(cold, flush, removed) for flush in manifest.flushes]
+        replacements = [await sealed_replacement(cold, one, removed) for one in manifest.replacements]
         segments += sum(len(flush.segments) for flush in flushes) + sum(len(one.segments) for one in replacements)
         for part in parts[:-1]:
-            catalog.write(_checkpoint(part, [], [], now_ms, position=1))
-        catalog.write(_checkpoint(manifest, flushes, replacements, now_ms, position=manifest.through))
+            catalog.write(checkpoint_of(part, [], [], now_ms, position=1))
+        catalog.write(checkpoint_of(manifest, flushes, replacements, now_ms, position=manifest.through))
         parts.clear()
         on_progress(count, len(chain))
     catalog.drop_dead_extents(now_ms)
     return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")))
 
 
-async def chain_of(cold: ColdTier) -> list[ManifestHead]:
-    """The manifests that count, in order."""
-    return longest_chain([head async for head in _heads(cold)])
+async def chain_of(cold: ColdTier, shard: int = 0, through: int | None = None) -> list[ManifestHead]:
+    """The manifests that count, in order; none if `through` is asked for and no chain ends there."""
+    heads = [head async for head in _heads(cold, shard) if through is None or head.through <= through]
+    chain = longest_chain(heads)
+    return chain if through is None or (chain and chain[-1].through == through) else []
+
+
+async def chains_of(cold: ColdTier) -> list[ManifestHead]:
+    """The manifests that count, of every shard there is, one shard after the other."""
+    shards = {int(entry.path.split("/")[1]) async for entry in cold.objects.list("manifests/")}
+    return [head for shard in sorted(shards) for head in await chain_of(cold, shard)]
 
 
 async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[SegmentRef]:
@@ -86,38 +102,38 @@ async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[Segme
 async def cold_view(cold: ColdTier, chain: list[ManifestHead]) -> ColdView:
     view = ColdView()
     for head in chain:
-        view.add(await _load(cold, head.path))
+        view.add(await load_manifest(cold, head.path))
     return view
 
 
 async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
     """The other objects the chain needs: notes, and the snapshots of the streams as they are at its end."""
     notes: set[str] = set()
-    blobs: dict[int, bytes | None] = {}
+    blobs: dict[tuple[int, int], bytes | None] = {}
     for head in chain:
-        manifest = await _load(cold, head.path)
+        manifest = await load_manifest(cold, head.path)
         notes |= {flush.notes for flush in manifest.flushes if flush.notes}
         for incarnation, _ in manifest.removed_streams:
-            blobs.pop(incarnation, None)
-        blobs.update({row.incarnation: row.blob for row in manifest.streams})
+            blobs.pop((manifest.shard, incarnation), None)
+        blobs.update({(manifest.shard, row.incarnation): row.blob for row in manifest.streams})
     return notes | {f"snapshots/{blob.decode()}" for blob in blobs.values() if blob is not None}
 
 
-async def _heads(cold: ColdTier) -> AsyncIterator[ManifestHead]:
-    async for entry in cold.objects.list("manifests/0000/"):
-        manifest = await _load(cold, entry.path)
+async def _heads(cold: ColdTier, shard: int) -> AsyncIterator[ManifestHead]:
+    async for entry in cold.objects.list(f"manifests/{shard:04d}/"):
+        manifest = await load_manifest(cold, entry.path)
         yield ManifestHead(entry.path, manifest.first, manifest.through, manifest.part, manifest.parts)
 
 
-async def _load(cold: ColdTier, path: str) -> Manifest:
+async def load_manifest(cold: ColdTier, path: str) -> Manifest:
     return decode_manifest(await cold.objects.get(path), path)
 
 
-async def _sealed(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
+async def sealed_flush(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
     return SealedFlush(flush.through, flush.first, flush.notes, await _indexed(cold, flush.segments, removed))
 
 
-async def _replacement(cold: ColdTier, replacement: Replacement, removed: set[str]) -> SealedReplacement:
+async def sealed_replacement(cold: ColdTier, replacement: Replacement, removed: set[str]) -> SealedReplacement:
     return SealedReplacement(replacement.replaced, await _indexed(cold, replacement.segments, removed))
 
 
@@ -138,7 +154,7 @@ async def _indexed(cold: ColdTier, segments: list[SegmentRef], removed: set[str]
     return await asyncio.gather(*(index(segment) for segment in segments if segment.path not in removed))
 
 
-def _checkpoint(
+def checkpoint_of(
     manifest: Manifest,
     flushes: list[SealedFlush],
     replacements: list[SealedReplacement],

@@ -18,9 +18,10 @@ import msgspec
 
 from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
-from millstream.log.interface import Log
+from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
 from millstream.protocol.keys import StreamKey
+from millstream.shard.catalog_follower import CatalogFollower
 from millstream.shard.committer import Batch, Committer, Reply
 from millstream.shard.compaction import Compaction
 from millstream.shard.feed import Feed
@@ -38,15 +39,18 @@ from millstream.streams.records import (
     Appended,
     SecretsCreated,
     SegmentRef,
+    SegmentSealed,
     SnapshotPublished,
     SnapshotRef,
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
     StreamTrimmed,
+    decode_batch,
+    span,
 )
 from millstream.streams.state import Stream
-from millstream.tiers.blobs import Blobs, Upload, blob_name
+from millstream.tiers.blobs import Blobs, Upload
 from millstream.tiers.catalog import Catalog, ColdTotals, decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
@@ -95,8 +99,11 @@ class Shard:
         hot_bytes_max: int,
         flush_limits: FlushLimits,
         reclaim_grace_seconds: float,
+        number: int = 0,
+        leftover_age_seconds: float = 0.0,
         measures: ShardMeasures | None = None,
     ) -> None:
+        self.number = number
         self.clock = clock
         self.measures = measures or ShardMeasures()
         self._log = log
@@ -121,14 +128,38 @@ class Shard:
         self.names = Names()
         self.feed = Feed(self.machine, self.hot, self.journals, self.committer, catalog, cold)
         self.flusher = Flusher(
-            self.machine, self.hot, self.journals, catalog, cold, blobs, log, self.committer, clock, flush_limits
+            self.machine,
+            self.hot,
+            self.journals,
+            catalog,
+            cold,
+            blobs,
+            log,
+            self.committer,
+            clock,
+            flush_limits,
+            number,
         )
+        self.catalog_follower = CatalogFollower(self.machine, self.hot, catalog, cold, self.flusher, clock)
         self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
         self.flusher.measures = self.measures
-        self._reclaimer = Reclaimer(catalog, cold, self.flusher, blobs, self.machine, clock, reclaim_grace_seconds)
-        self.compaction = Compaction(
-            self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy
+        self._reclaimer = Reclaimer(
+            catalog,
+            cold,
+            self.flusher,
+            blobs,
+            self.machine,
+            clock,
+            self.committer,
+            reclaim_grace_seconds,
+            number,
+            leftover_age_seconds,
         )
+        self.compaction = Compaction(
+            self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy, number
+        )
+        # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.
+        self.is_current: Callable[[], bool] = lambda: True
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
         self._changed: dict[int, Stream] = {}
@@ -141,19 +172,21 @@ class Shard:
         self._tasks: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[None]] = set()
         self.on_committed: Callable[[list[Stream]], None] = lambda streams: None
+        # Where reads restarted windows and this shard does not lead: whoever does must hear of it.
+        self.on_touched: Callable[[dict[int, int]], None] = lambda touched: None
 
     async def start(self) -> None:
+        """Run and accept writes: what a shard does whose log is nobody else's."""
+        self.run()
+        await self.lead()
+
+    def run(self) -> None:
+        """Do what is due over time. Writes are accepted only while the shard leads."""
         loop = asyncio.get_running_loop()
-        self.committer.start(loop)
         self._deadlines = [(deadline, incarnation) for incarnation, deadline in self._catalog.expiring()]
         heapq.heapify(self._deadlines)
         for stream in self.machine.dirty.values():
             self._watch_deadline(stream)
-        if self.machine.secrets is None:
-            secrets = SecretsCreated(self.clock.random_bytes(32), self.clock.random_bytes(32))
-            error = await self.committer.submit_and_wait(secrets)
-            if error is not None:
-                raise error
         self._tasks = [
             loop.create_task(self._tick_forever()),
             loop.create_task(self.flusher.run_forever()),
@@ -161,8 +194,39 @@ class Shard:
             loop.create_task(self.compaction.sweep_forever()),
         ]
 
+    async def lead(self, *fence: AnyRecord) -> None:
+        """Accept writes from here on. The fence, if there is one, must get into the log before anything else."""
+        await self.catalog_follower.stop()
+        self._reclaimer.started_at = max(self._reclaimer.started_at, self._catalog.position)
+        self.committer.start(asyncio.get_running_loop())
+        records = list(fence)
+        if self.machine.secrets is None:
+            records.append(SecretsCreated(self.clock.random_bytes(32), self.clock.random_bytes(32)))
+        for record in records:
+            error = await self.committer.submit_and_wait(record)
+            if error is not None:
+                raise error
+
+    def follow(self, reason: MillstreamError) -> None:
+        """Accept no writes: another node leads, and what it commits comes through `apply_committed`."""
+        self.committer.refuse(reason)
+        self.catalog_follower.start()
+
+    def apply_committed(self, stored: LogBatch) -> None:
+        """Make a batch true that another node has committed."""
+        batch = Batch(stored.first)
+        for record in decode_batch(stored.payload):
+            batch.entries.append((record, batch.next, None, None))
+            batch.next += span(record)
+        self._apply_batch(batch)
+        self.committer.go_on_behind(stored.next)
+        for one, position, _, _ in batch.entries:
+            if isinstance(one, SegmentSealed):
+                self.catalog_follower.sealed(position)
+
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
+        await self.catalog_follower.stop()
         for task in (*self._tasks, *self._errands):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
@@ -323,7 +387,7 @@ class Shard:
     ) -> None:
         assert created.snapshot is not None and created.fork is not None
         source = created.fork.source
-        name = blob_name(command.key, created.snapshot.offset, self.clock.random_bytes(8))
+        name = self.blobs.new_name(command.key, created.snapshot.offset, self.clock.random_bytes(8))
         copied = msgspec.structs.replace(created, snapshot=msgspec.structs.replace(created.snapshot, blob=name))
 
         def finished(error: MillstreamError | None) -> None:
@@ -437,7 +501,7 @@ class Shard:
         except MillstreamError as error:
             finish(error)
             return
-        name = blob_name(key, offset, self.clock.random_bytes(8))
+        name = self.blobs.new_name(key, offset, self.clock.random_bytes(8))
         self.errand(store(), durable)
 
     def trim(self, stream: Stream, offset: int, reply: Reply) -> None:
@@ -564,6 +628,12 @@ class Shard:
             stream.last_access_ms = self.clock.now_ms()
             self._touched[stream.incarnation] = stream.last_access_ms
 
+    def touched_elsewhere(self, touched: dict[int, int]) -> None:
+        """Reads at other nodes restarted these windows."""
+        for incarnation, at_ms in touched.items():
+            if self._touched.get(incarnation, 0) < at_ms:
+                self._touched[incarnation] = at_ms
+
     def scan_paths(self, prefix: str) -> Iterator[Stream]:
         """Every live stream whose v1 path starts with a prefix, from the catalog and from memory."""
         now_ms = self.clock.now_ms()
@@ -653,6 +723,9 @@ class Shard:
             if self.committer.failure is None:
                 self._flush_touches()
                 self._expire()
+            elif self._touched:
+                touched, self._touched = self._touched, {}
+                self.on_touched(touched)
 
     def _flush_touches(self) -> None:
         touched, self._touched = self._touched, {}

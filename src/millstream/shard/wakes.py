@@ -55,6 +55,7 @@ class Wakes:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._covering: dict[str, list[Subscription]] = {}
         self._signer: WebhookSigner | None = None
+        self._is_paused = False
         shard.on_committed = self._committed
 
     @property
@@ -66,6 +67,8 @@ class Wakes:
 
     def resume(self) -> None:
         """After a restart: tell again what may not have been told, and time what is running."""
+        self._is_paused = False
+        self._covering.clear()
         for subscription in list(self._state.by_id.values()):
             if subscription.wake is None:
                 self._consider(subscription, ())
@@ -78,6 +81,12 @@ class Wakes:
     def stop(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
+
+    def pause(self) -> None:
+        """Leave the work to another node, until `resume`."""
+        self._is_paused = True
+        self.stop()
+        self._timers.clear()
 
     # -- the resource --------------------------------------------------------------------------------------
 
@@ -273,7 +282,7 @@ class Wakes:
     # -- what appends and time do ------------------------------------------------------------------------------
 
     def _committed(self, streams: Iterable[Stream]) -> None:
-        if not self._state.by_id:
+        if not self._state.by_id or self._is_paused:
             return
         for stream in streams:
             if stream.deleted:

@@ -18,6 +18,7 @@ from millstream.streams.records import (
     Appended,
     BucketCreated,
     BucketDeleted,
+    LeaderStarted,
     SecretsCreated,
     SegmentSealed,
     SegmentsReplaced,
@@ -62,6 +63,7 @@ class StateMachine(Checks):
             SubscriptionChanged: self._subscription_changed,
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
+            LeaderStarted: self._leader_started,
             SegmentsReplaced: self._segments_replaced,
             StreamTrimmed: self._stream_trimmed,
         }
@@ -211,6 +213,9 @@ class StateMachine(Checks):
         self.flushed = record.through
         self.sealed.append(record)
         self.records_applied -= 1  # it tells of changes that are stored, and is none itself
+
+    def _leader_started(self, record: LeaderStarted, position: int) -> None:
+        self.records_applied -= 1  # it fences the log and changes no state
 
     def _segments_replaced(self, record: SegmentsReplaced, position: int) -> None:
         self.replaced.append(record)

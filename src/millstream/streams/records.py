@@ -214,6 +214,14 @@ class StreamTrimmed(Record, frozen=True, tag=14):
     earliest: int
 
 
+class LeaderStarted(Record, frozen=True, tag=20):
+    """A node begins to lead the shard: everything before this is its predecessors', and they can add nothing more."""
+
+    node: int
+    generation: int
+    at_ms: int
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -229,6 +237,7 @@ AnyRecord = (
     | SegmentSealed
     | SegmentsReplaced
     | StreamTrimmed
+    | LeaderStarted
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -45,7 +45,10 @@ class Upload:
 
 
 class Blobs:
-    def __init__(self, objects: Objects, spool: Path) -> None:
+    """`prefix` starts the names of all blobs that belong here, where several owners share an object store."""
+
+    def __init__(self, objects: Objects, spool: Path, prefix: str = "") -> None:
+        self.prefix = prefix
         self._objects = objects
         self._spool = spool
         # The names given out since the start: whatever their age looks like, they are no leftovers.
@@ -74,6 +77,9 @@ class Blobs:
 
     def read(self, name: str, size: int) -> AsyncIterator[bytes]:
         return self._objects.stream(_ROOT + name, size)
+
+    def new_name(self, key: StreamKey, offset: int, random: bytes) -> str:
+        return self.prefix + blob_name(key, offset, random)
 
     async def names(self) -> list[str]:
         return [entry.path.removeprefix(_ROOT) async for entry in self._objects.list(_ROOT)]

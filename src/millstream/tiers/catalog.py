@@ -474,7 +474,7 @@ class Catalog:
                 if left.live_bytes <= 0:
                     transaction.put(_u32(number), str(now_ms).encode(), db=self._dead)
 
-    def dump(self, rows_per_part: int) -> Iterator[Manifest]:
+    def dump(self, rows_per_part: int, shard: int = 0) -> Iterator[Manifest]:
         """Everything, as of one moment, as the parts of a full manifest (all but the last without their count)."""
         with self._environment.begin() as transaction:
             position = int(transaction.get(b"position", b"1", db=self._meta))
@@ -501,11 +501,11 @@ class Catalog:
                 number = int.from_bytes(stream.incarnation, "big")
                 rows.append(ManifestStream(number, name, row, stream.expires, stream.blob))
                 if len(rows) == rows_per_part:
-                    yield Manifest(MANIFEST_FORMAT, 0, 0, position, 0, part, 0, [], [], rows, [], [], {})
+                    yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], rows, [], [], {})
                     part, rows = part + 1, []
             yield Manifest(
                 written_as,
-                0,
+                shard,
                 0,
                 position,
                 0,

@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
@@ -45,6 +45,12 @@ FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
     day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
     return f"segments/bucket={quote(bucket, safe='')}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
+
+
+def bucket_of_path(path: str) -> str | None:
+    """The bucket whose segment lies at a path; None if it is no segment's."""
+    _, marker, rest = path.partition("segments/bucket=")
+    return unquote(rest.partition("/")[0]) if marker else None
 
 
 def compacted_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:

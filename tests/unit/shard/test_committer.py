@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from millstream.errors import Conflict, NotFound, OutcomeUnknown, SequenceGap, StreamClosed, Unavailable
-from millstream.log.interface import Done, LogBatch
+from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
 from millstream.protocol.producers import ProducerClaim
-from millstream.shard.committer import BATCH_BYTES_MAX, Batch, Committer
+from millstream.shard.committer import Batch, Committer
 from millstream.streams.records import Appended, decode_batch
 from support.disks import FailingDisk
 from support.fake_time import FakeClock, run, turns
@@ -24,6 +24,7 @@ class HeldLog:
 
     notices: list[str]
     failure = None
+    batch_bytes_max = BATCH_BYTES_MAX
 
     def __init__(self, window: int = 1) -> None:
         self.window = window

@@ -1,0 +1,407 @@
+"""Who is in the cluster and who should lead which shard: one key-value bucket at the broker.
+
+    cluster        what was fixed when the cluster began: shards, replicas
+    lease.<shard>  who leads, with a generation that grows with each new leader
+    node.<id>      a node's sign of life
+    member.<id>    what an operator decided about a node: draining, removed
+
+A lease lasts `lease_seconds` from *before* its holder wrote it, by the holder's own monotonic clock; others wait that
+long from when they *saw* it, by theirs. So nobody takes a lease that its holder still believes in, whatever the clocks
+say, and a process that was stopped finds its lease expired. Every change names the revision it replaces.
+
+Runs on the broker link's loop; `holds`, `view` and `candidates` are for the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+
+from millstream.clock import Clock
+from millstream.errors import ConfigurationError, MillstreamError, NotFound, Unavailable
+from millstream.log.broker_link import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE, BrokerLink, BrokerRefusal
+from millstream.log.jetstream_log import log_names, stream_configuration
+
+logger = logging.getLogger("millstream.cluster")
+
+T = TypeVar("T")
+
+POLL_SECONDS: Final = 0.2
+ANSWER_SECONDS: Final = 1.0
+RENEWALS_PER_LEASE: Final = 5
+# Clocks of different machines may run at slightly different speeds.
+LEASE_MARGIN: Final = 0.1
+SUCCESSOR_SECONDS: Final = 1.0
+NODE_SECONDS: Final = 1.0
+NODE_GONE_SECONDS: Final = 5.0
+SHARDS_MAX: Final = 1024
+_EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What all nodes of a cluster must agree on."""
+
+    name: str
+    shards: int
+    replicas: int
+
+
+class Lease(msgspec.Struct, frozen=True):
+    node: int
+    advertise: str
+    generation: int
+    released: bool = False
+    successor: int | None = None
+
+
+class NodeSign(msgspec.Struct, frozen=True):
+    node: int
+    advertise: str
+    broker: str
+    ready: bool = False
+    beat: int = 0
+
+
+class Seen(NamedTuple):
+    """A value and since when, by our clock, it is this one."""
+
+    revision: int
+    value: Any
+    since: float
+
+
+class View(NamedTuple):
+    """The cluster as this node sees it."""
+
+    leases: dict[int, Lease]
+    nodes: dict[int, NodeSign]
+    members: dict[int, str]
+
+    @property
+    def active(self) -> list[int]:
+        """The nodes that are there, ready, and allowed to lead."""
+        return sorted(one for one, sign in self.nodes.items() if sign.ready and one not in self.members)
+
+    def led_by(self, node: int) -> list[int]:
+        return [shard for shard, lease in self.leases.items() if lease.node == node and not lease.released]
+
+
+class _Held(NamedTuple):
+    revision: int
+    lease: Lease
+    deadline: float
+    renewed_at: float
+
+
+class Membership:
+    def __init__(
+        self, link: BrokerLink, clock: Clock, settings: Settings, sign: NodeSign, lease_seconds: float
+    ) -> None:
+        self.link = link
+        self._clock = clock
+        self.settings = settings
+        self.sign = sign
+        self._lease_seconds = lease_seconds
+        self._bucket = f"millstream-{settings.name}"
+        self._stream = f"KV_{self._bucket}"
+        self._seen: dict[str, Seen] = {}
+        self._held: dict[int, _Held] = {}
+        self._beaten_at = float("-inf")
+        self._polled = asyncio.Event()
+        # Shards whose lease this node would take: the server fills it, the link's loop reads it.
+        self.candidates: set[int] = set()
+        self.view = View({}, {}, {})
+        self.on_change: Callable[[], None] = lambda: None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- for the server's thread -------------------------------------------------------------------------------
+
+    def holds(self, shard: int) -> bool:
+        """Whether this node's lease is good at this very moment."""
+        held = self._held.get(shard)
+        return held is not None and self._clock.monotonic() < held.deadline
+
+    def is_kept(self, shard: int) -> bool:
+        """Whether nobody else is known to have taken the lease, though it may have run out."""
+        return shard in self._held
+
+    def generation(self, shard: int) -> int:
+        held = self._held.get(shard)
+        return held.lease.generation if held is not None else 0
+
+    # -- beginning ---------------------------------------------------------------------------------------------
+
+    async def join(
+        self, *, may_bootstrap: bool, waiting: Callable[[str], None], obstacle: ConfigurationError | None = None
+    ) -> None:
+        """Wait for a cluster to be there, or begin one; then see to it that this node belongs to it.
+
+        An obstacle is why a new one may not be begun, though an existing one may be joined.
+        """
+        while True:
+            try:
+                found = await self._found()
+                if found is None and may_bootstrap and obstacle is not None:
+                    raise obstacle
+                if found is None and may_bootstrap:
+                    await self._bootstrap()
+                elif found is None:
+                    waiting("no initialised cluster is in sight; waiting for its bootstrap node")
+                else:
+                    self._check(found)
+                    break
+            except (Unavailable, BrokerRefusal) as error:
+                waiting(error.message)
+            await asyncio.sleep(POLL_SECONDS)
+        await self._poll()
+        loop = asyncio.get_running_loop()
+        await self.link.subscribe(f"millstream.{self.settings.name}.hurry", self._hurry)
+        self._tasks = [loop.create_task(self._renew_forever()), loop.create_task(self._run_forever())]
+
+    async def _found(self) -> Settings | None:
+        try:
+            await self.link.call(f"STREAM.INFO.{self._stream}", seconds=ANSWER_SECONDS)
+        except BrokerRefusal as refusal:
+            if refusal.number == STREAM_NOT_FOUND:
+                return None
+            raise
+        stored = await self.link.last(self._stream, self._subject("cluster"))
+        return msgspec.json.decode(stored.data, type=Settings) if stored is not None else None
+
+    def _check(self, found: Settings) -> None:
+        for name in ("name", "shards"):
+            ours, theirs = getattr(self.settings, name), getattr(found, name)
+            if ours != theirs:
+                raise ConfigurationError(
+                    f"cluster.{name} is {ours!r} here, but the cluster was begun with {theirs!r}",
+                    hint=f"set cluster.{name} = {theirs!r}; it cannot change once the cluster exists",
+                )
+        if self.view.members.get(self.sign.node) == "removed":
+            raise ConfigurationError(f"node {self.sign.node} was removed from the cluster")
+        self.settings = found
+
+    async def _bootstrap(self) -> None:
+        """Make the buckets and logs, and only then say that the cluster exists."""
+        replicas = self.settings.replicas
+        await self.link.call(
+            f"STREAM.CREATE.{self._stream}",
+            {
+                "name": self._stream,
+                "subjects": [f"$KV.{self._bucket}.>"],
+                "storage": "file",
+                "num_replicas": replicas,
+                "max_msgs_per_subject": 1,
+                "discard": "new",
+                "allow_direct": True,
+                "allow_rollup_hdrs": True,
+                "deny_delete": True,
+            },
+        )
+        for shard in range(self.settings.shards):
+            names = log_names(self.settings.name, shard)
+            await self.link.call(f"STREAM.CREATE.{names.stream}", stream_configuration(names, replicas))
+        await self._put("cluster", self.settings, 0)
+        logger.info("began the cluster %s with %d shards", self.settings.name, self.settings.shards)
+
+    # -- what goes on ------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def _renew_forever(self) -> None:
+        """Apart from everything else: nothing that is slow may keep a lease from being renewed."""
+        while True:
+            try:
+                await self._renew()
+            except Exception:
+                logger.exception("leases could not be renewed")
+            await asyncio.sleep(POLL_SECONDS / 2)
+
+    async def _run_forever(self) -> None:
+        while True:
+            try:
+                await self._poll()
+                await self._take()
+                await self._beat()
+            except MillstreamError as error:
+                logger.debug("membership: %s", error)
+            except Exception:
+                logger.exception("membership failed")
+            self._polled.clear()
+            try:
+                await asyncio.wait_for(self._polled.wait(), POLL_SECONDS)
+            except TimeoutError:
+                continue
+
+    async def _hurry(self, message: Msg) -> None:
+        """Something has changed: look at once."""
+        self._polled.set()
+
+    async def _renew(self) -> None:
+        due = self._lease_seconds / RENEWALS_PER_LEASE
+        now = self._clock.monotonic()
+        shards = [shard for shard, held in self._held.items() if now - held.renewed_at >= due]
+        await asyncio.gather(*(self._renew_one(shard) for shard in shards))
+
+    async def _renew_one(self, shard: int) -> None:
+        held = self._held[shard]
+        started = self._clock.monotonic()
+        try:
+            # A slow answer still counts from when it was asked for; giving up early would throw it away.
+            revision = await self._put(_lease_key(shard), held.lease, held.revision, self._lease_seconds)
+        except BrokerRefusal as refusal:
+            if refusal.number == WRONG_LAST_SEQUENCE:
+                await self._find_out(shard, held)
+            return
+        except Unavailable:
+            return  # tried again at the next turn, until somebody else has it
+        if self._held.get(shard) is held:
+            self._held[shard] = _Held(revision, held.lease, self._deadline(started), started)
+
+    async def _find_out(self, shard: int, held: _Held) -> None:
+        """A renewal was refused: an earlier one of ours got through unnoticed, or the lease is somebody else's."""
+        stored = await self.link.last(self._stream, self._subject(_lease_key(shard)))
+        if stored is None or stored.sequence == held.revision:
+            return  # a replica that lags; the next turn tells
+        if msgspec.json.decode(stored.data, type=Lease) == held.lease:
+            self._held[shard] = held._replace(revision=stored.sequence)
+        else:
+            self._lose(shard)
+
+    def _lose(self, shard: int) -> None:
+        if self._held.pop(shard, None) is not None:
+            self.on_change()
+
+    def _deadline(self, started: float) -> float:
+        return started + self._lease_seconds * (1 - LEASE_MARGIN)
+
+    async def _poll(self) -> None:
+        """Read everything; what has not changed keeps the time it was first seen."""
+        stored = await self.link.fetch_last(self._stream, self._subject(">"), ANSWER_SECONDS)
+        now = self._clock.monotonic()
+        before = self.view
+        for one in stored:
+            key = one.headers["Nats-Subject"].removeprefix(f"$KV.{self._bucket}.")
+            seen = self._seen.get(key)
+            if seen is None or one.sequence > seen.revision:
+                self._seen[key] = Seen(one.sequence, _decode(key, one.data), now)
+        self.view = View(
+            {int(key[6:]): seen.value for key, seen in self._of("lease.")},
+            {
+                int(key[5:]): seen.value
+                for key, seen in self._of("node.")
+                if now - seen.since < NODE_GONE_SECONDS and seen.value is not None
+            },
+            {int(key[7:]): seen.value for key, seen in self._of("member.") if seen.value not in (None, "active")},
+        )
+        for shard, held in list(self._held.items()):
+            lease = self.view.leases.get(shard)
+            if lease is not None and lease.generation > held.lease.generation:
+                self._lose(shard)
+        if (before.leases, before.members, before.active) != (self.view.leases, self.view.members, self.view.active):
+            self.on_change()
+
+    def _of(self, prefix: str) -> list[tuple[str, Seen]]:
+        return [(key, seen) for key, seen in self._seen.items() if key.startswith(prefix)]
+
+    async def _take(self) -> None:
+        now = self._clock.monotonic()
+        for shard in sorted(self.candidates):
+            seen = self._seen.get(_lease_key(shard))
+            if shard not in self._held and self._may_take(seen, now):
+                await self._take_one(shard, seen)
+
+    def _may_take(self, seen: Seen | None, now: float) -> bool:
+        waited = now - seen.since if seen is not None else 0.0
+        fair = -(-self.settings.shards // max(1, len(self.view.active)))
+        patience = SUCCESSOR_SECONDS if len(self._held) >= fair else 0.0
+        if seen is None:
+            return patience == 0.0 or now - self._beaten_at > patience
+        lease: Lease = seen.value
+        if self.sign.node in (lease.successor, None if lease.released else lease.node):
+            # Meant for us, or ours from before a restart: whoever held it then is gone, the data directory is locked.
+            return True
+        if lease.released:
+            return waited >= max(patience, SUCCESSOR_SECONDS if lease.successor is not None else 0.0)
+        return waited >= self._lease_seconds + patience
+
+    async def _take_one(self, shard: int, seen: Seen | None) -> None:
+        started = self._clock.monotonic()
+        generation = seen.value.generation + 1 if seen is not None else 1
+        lease = Lease(self.sign.node, self.sign.advertise, generation)
+        try:
+            revision = await self._put(_lease_key(shard), lease, seen.revision if seen is not None else 0)
+        except BrokerRefusal:
+            return  # somebody else was faster
+        logger.info("took the lease of shard %d, generation %d", shard, generation)
+        self._held[shard] = _Held(revision, lease, self._deadline(started), started)
+        self.on_change()
+
+    async def release(self, shard: int, successor: int | None = None) -> None:
+        """Give a lease back, at best to somebody."""
+        held = self._held.pop(shard, None)
+        self.candidates.discard(shard)
+        if held is not None:
+            lease = msgspec.structs.replace(held.lease, released=True, successor=successor)
+            try:
+                await self._put(_lease_key(shard), lease, held.revision)
+                await self.link.publish(f"millstream.{self.settings.name}.hurry", b"")
+            except MillstreamError as error:
+                logger.info("the lease of shard %d could not be given back, it runs out: %s", shard, error)
+            self.on_change()
+
+    async def _beat(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._beaten_at >= NODE_SECONDS:
+            self.sign = msgspec.structs.replace(self.sign, beat=self.sign.beat + 1)
+            await self._put(f"node.{self.sign.node}", self.sign)
+            self._beaten_at = now
+
+    async def set_member(self, node: int, state: str) -> None:
+        """What an operator decides: active, draining or removed."""
+        if state != "active" and node not in self.view.nodes and f"node.{node}" not in self._seen:
+            raise NotFound(f"node {node} is not known to the cluster", code="node_not_found")
+        await self._put(f"member.{node}", state)
+        await self.link.publish(f"millstream.{self.settings.name}.hurry", b"")
+        await self._poll()
+
+    async def broker_of(self, node: int) -> str:
+        """The broker of a node, even of one that is gone."""
+        seen = self._seen.get(f"node.{node}")
+        return seen.value.broker if seen is not None and seen.value is not None else ""
+
+    def announce(self, *, ready: bool) -> None:
+        self.sign = msgspec.structs.replace(self.sign, ready=ready)
+        self._beaten_at = float("-inf")
+
+    @property
+    def streams(self) -> list[str]:
+        """Everything the cluster keeps at its brokers."""
+        logs = [log_names(self.settings.name, shard).stream for shard in range(self.settings.shards)]
+        return [self._stream, *logs]
+
+    # -- the bucket --------------------------------------------------------------------------------------------
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self._bucket}.{key}"
+
+    async def _put(self, key: str, value: object, expected: int | None = None, seconds: float = ANSWER_SECONDS) -> int:
+        headers = {} if expected is None else {_EXPECTED: str(expected)}
+        return await self.link.store(self._subject(key), msgspec.json.encode(value), headers, seconds)
+
+
+def _lease_key(shard: int) -> str:
+    return f"lease.{shard:04d}"
+
+
+def _decode(key: str, data: bytes) -> Any:
+    kinds: dict[str, Any] = {"lease": Lease, "node": NodeSign, "member": str, "cluster": Settings}
+    return msgspec.json.decode(data, type=kinds[key.partition(".")[0]])

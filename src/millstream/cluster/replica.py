@@ -1,0 +1,281 @@
+"""One shard at one node: following its log, leading it, and the way from one to the other.
+
+    following ── lease taken, caught up ──▶ starting ── fence in the log ──▶ leading
+        ▲                                       │                              │
+        └───────────── refused by the log ──────┴── lease lost, or handed over ┘
+
+A follower applies what is committed, as it is committed. A leader has caught up with the end of the log and put a
+record of its own there; its predecessor's appends are refused from that moment, whatever it believes. What a leader
+answers as fresh rests on its lease, checked at each answer; what it writes rests on the fence alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+from nats.aio.msg import Msg
+
+from millstream.clock import Clock
+from millstream.cluster.membership import Membership
+from millstream.errors import MillstreamError, NotLeader, Unavailable
+from millstream.log.broker_link import BrokerLink
+from millstream.log.jetstream_log import JetStreamLog, LogTail, LogTrimmed
+from millstream.shard.shard import Shard
+from millstream.streams.records import LeaderStarted
+
+logger = logging.getLogger("millstream.cluster")
+
+FRESHNESS_POLL_SECONDS: Final = 0.5
+FRESH_SECONDS: Final = 2.0
+RETRY_SECONDS: Final = 0.2
+APPLY_SLICE: Final = 32
+DRAIN_SECONDS: Final = 5.0
+
+_TOUCHES: Final = msgspec.msgpack.Decoder(dict[int, int])
+
+
+class Outdated(MillstreamError):
+    """This node's state is older than the log's beginning: it must be restored from the object store."""
+
+    code = "outdated"
+
+
+class Duties(Protocol):
+    """What a node does for a shard only while it leads."""
+
+    def resume(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+
+class Replica:
+    def __init__(
+        self,
+        shard: Shard,
+        log: JetStreamLog,
+        link: BrokerLink,
+        membership: Membership,
+        clock: Clock,
+        duties: Duties,
+    ) -> None:
+        self.number = shard.number
+        self.shard = shard
+        self.log = log
+        self._link = link
+        self._tail = LogTail(link, log)
+        self._membership = membership
+        self._clock = clock
+        self._duties = duties
+        self.role = "following"
+        self.is_caught_up = False
+        # Set when the node is about to stop: it leads nothing any more.
+        self.is_retired = False
+        self._fresh_at = float("-inf")
+        self.known_sequence = self.known_position = 0
+        self._leave = asyncio.Event()
+        self._successor: int | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._subscriptions: list[Any] = []
+        self.on_outdated: Callable[[], None] = lambda: None
+        shard.is_current = self.is_current
+        shard.on_touched = self._forward_touches
+        shard.committer.on_failure = self._leave.set
+        shard.committer.refuse(NotLeader("this node has not caught up yet"))
+
+    # -- what others ask ---------------------------------------------------------------------------------------
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this node may accept writes and answer as the leader, at this very moment."""
+        return self.role == "leading" and self._membership.holds(self.number)
+
+    def is_current(self) -> bool:
+        """Whether this node had everything committed a moment ago, and knows it."""
+        if self.role == "leading":
+            return self._membership.holds(self.number)
+        return self._clock.monotonic() - self._fresh_at < FRESH_SECONDS
+
+    @property
+    def last_known_position(self) -> int:
+        """The last position of the log this node has heard of."""
+        return max(self.applied_position, self.known_position)
+
+    @property
+    def applied_position(self) -> int:
+        return self.shard.committer.applied_position - 1
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self._link.ask(self._subscribe())
+        self.shard.run()
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._tasks = [loop.create_task(self._run_forever()), loop.create_task(self._verify_forever())]
+
+    async def abandon(self, timeout_seconds: float | None = None) -> None:
+        """Follow no more and close the shard, whatever state it is in."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self._link.ask(self._unsubscribe())
+        await self.shard.stop(timeout_seconds)
+
+    async def hand_over(self, successor: int | None) -> None:
+        """Give the lease away and wait until this node has stopped leading."""
+        if self.role == "following":
+            return
+        self._successor = successor
+        self._membership.candidates.discard(self.number)
+        self._leave.set()
+        deadline = self._clock.monotonic() + DRAIN_SECONDS + 1.0
+        while self.role in ("leading", "starting", "leaving") and self._clock.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    def nudge(self) -> None:
+        """The membership has changed: look whether that changes anything here."""
+        if self.role == "leading" and not self._membership.is_kept(self.number):
+            self._leave.set()
+        elif self.role == "following" and self._membership.is_kept(self.number):
+            self._link.loop.call_soon_threadsafe(self._tail.wake)
+
+    async def _run_forever(self) -> None:
+        while True:
+            try:
+                await self._follow()
+                await self._lead()
+            except (LogTrimmed, Outdated):
+                logger.warning("shard %d: the log has gone on without this node; restoring its state", self.number)
+                self._membership.candidates.discard(self.number)
+                self.on_outdated()
+                return
+            except MillstreamError as error:
+                logger.info("shard %d: %s", self.number, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                # State and log may disagree by now: this node must not lead, nor pretend to follow.
+                logger.critical("shard %d failed; it is restored from the object store", self.number, exc_info=True)
+                self.on_outdated()
+                return
+
+    async def _follow(self) -> None:
+        """Apply what is committed until the lease is ours and nothing is missing."""
+        self.role = "following"
+        self.shard.follow(NotLeader("another node leads this shard"))
+        _, end = await self._link.ask(self.log.bounds())
+        while not self._membership.is_kept(self.number):
+            if self.shard.hot.bytes > self.shard.hot_bytes_max and self.shard.machine.sealed:
+                # Memory is full of what a flush has made cold: it comes free when the catalog has followed.
+                self._membership.candidates.discard(self.number)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            await self._advance()
+            if not self.is_caught_up and self.log.sequence >= end:
+                self.is_caught_up = True
+                logger.info("shard %d: caught up at position %d", self.number, self.applied_position)
+            if self.is_caught_up and self._is_wanted():
+                self._membership.candidates.add(self.number)
+            else:
+                self._membership.candidates.discard(self.number)
+        self.role = "starting"
+        _, last = await self._link.ask(self.log.bounds())
+        while self.log.sequence < last:
+            await self._advance()
+
+    def _is_wanted(self) -> bool:
+        return not self.is_retired and self._membership.sign.node not in self._membership.view.members
+
+    async def _advance(self) -> int:
+        if self.shard.catalog_follower.is_behind:
+            raise Outdated("the manifests have gone on without this node")
+        found = await self._link.ask(self._tail.next(self.log.sequence))
+        for count, one in enumerate(found, 1):
+            if self.log.chain.accepts(one):
+                self.shard.apply_committed(one.batch)
+            self.log.sequence = one.sequence
+            if count % APPLY_SLICE == 0:
+                await asyncio.sleep(0)
+        return len(found)
+
+    async def _lead(self) -> None:
+        """Fence the log, serve until the lease is lost or given away, and end what was begun."""
+        await self._link.ask(self._tail.stop())
+        self._leave.clear()
+        self._successor = None
+        generation = self._membership.generation(self.number)
+        if generation == 0:
+            return
+        try:
+            await self.shard.lead(LeaderStarted(self._membership.sign.node, generation, self._clock.now_ms()))
+        except NotLeader:
+            return  # somebody wrote meanwhile: there is more to catch up with
+        self.role = "leading"
+        logger.info("leading shard %d, generation %d", self.number, generation)
+        self._duties.resume()
+        try:
+            await self._leave.wait()
+        finally:
+            self.role = "leaving"
+            self._duties.pause()
+        self.shard.committer.refuse(NotLeader("another node leads this shard from now on; nothing was written"))
+        await self.shard.committer.drain()
+        self.log.resign()
+        logger.info("no longer leading shard %d", self.number)
+        await self._link.ask(self._membership.release(self.number, self._successor))
+
+    # -- freshness and touches -----------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> str:
+        return f"millstream.{self._membership.settings.name}.{name}.{self.number:04d}"
+
+    async def _subscribe(self) -> None:
+        self._subscriptions = [
+            await self._link.subscribe(self._topic("end"), self._tell_end),
+            await self._link.subscribe(self._topic("touched"), self._touched_elsewhere),
+        ]
+
+    async def _unsubscribe(self) -> None:
+        await self._tail.stop()
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+        self._subscriptions = []
+
+    async def _tell_end(self, message: Msg) -> None:
+        """Where the log ends, from the one who knows: the leader, while its lease is good. On the link's loop."""
+        if self.role == "leading" and self.log.is_writing and self._membership.holds(self.number):
+            await message.respond(b"%d %d" % (self.log.sequence, self.applied_position))
+
+    async def _verify_forever(self) -> None:
+        """Ask the leader now and then where the log ends; who has that was current when the question was sent."""
+        while True:
+            await asyncio.sleep(FRESHNESS_POLL_SECONDS)
+            if self.role == "leading":
+                continue
+            asked_at = self._clock.monotonic()
+            try:
+                answer = await self._link.ask(
+                    self._link.request(self._topic("end"), seconds=FRESHNESS_POLL_SECONDS * 2)
+                )
+                end, self.known_position = map(int, answer.data.split(b" "))
+            except (Unavailable, ValueError):
+                continue
+            self.known_sequence = end
+            deadline = asked_at + FRESH_SECONDS
+            while self.log.sequence < end and self._clock.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            if end and self.log.sequence >= end:
+                self._fresh_at = asked_at
+
+    def _forward_touches(self, touched: dict[int, int]) -> None:
+        self._link.submit(self._link.publish(self._topic("touched"), msgspec.msgpack.encode(touched)))
+
+    async def _touched_elsewhere(self, message: Msg) -> None:
+        if self.role == "leading":
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._loop.call_soon_threadsafe(self.shard.touched_elsewhere, _TOUCHES.decode(message.data))

@@ -1,0 +1,245 @@
+"""The connection to a NATS broker, on a thread and an event loop of its own.
+
+Whoever uses it may live on any thread: coroutines run on the link's loop, and callers wait for them or await them.
+So a busy server does not keep the link from answering pings or renewing leases, and a log can be read without a loop.
+Knows requests, replies and JetStream's API; must not know what is stored there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import nats
+import nats.errors
+import uvloop
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from millstream.errors import MillstreamError, Unavailable
+
+logger = logging.getLogger("millstream.broker")
+
+T = TypeVar("T")
+
+REQUEST_SECONDS: Final = 5.0
+CONNECT_SECONDS: Final = 5.0
+RECONNECT_SECONDS: Final = 0.25
+PENDING_BYTES_MAX: Final = 64 << 20
+FETCH_BYTES: Final = 4 << 20
+FETCH_MESSAGES: Final = 256
+
+STREAM_NOT_FOUND: Final = 10059
+WRONG_LAST_SEQUENCE: Final = 10071
+
+
+class BrokerSettings(NamedTuple):
+    """Where the broker is and how to speak to it."""
+
+    urls: list[str]
+    user: str
+    password: str
+    tls: ssl.SSLContext | None = None
+
+
+class BrokerRefusal(MillstreamError):
+    """The broker answered, with an error; `number` is JetStream's own."""
+
+    code = "broker_refused"
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Stored(NamedTuple):
+    """A message as a JetStream stream holds it."""
+
+    sequence: int
+    headers: dict[str, str]
+    data: bytes
+
+
+class BrokerLink:
+    def __init__(self, settings: BrokerSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="millstream-broker", daemon=True)
+        self.client: Client = Client()
+        self.on_reconnect: list[Callable[[], None]] = []
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    # -- from other threads ----------------------------------------------------------------------------------
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def wait(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
+        """Run a coroutine on the link's loop and wait for it here."""
+        return self.submit(work).result(seconds)
+
+    def ask(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """The same for callers that have a loop themselves."""
+        return asyncio.wrap_future(self.submit(work))
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.wait(self._close(), CONNECT_SECONDS)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(CONNECT_SECONDS)
+
+    async def _close(self) -> None:
+        await self.client.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- on the link's loop ----------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Connect once; from then on the link comes back by itself whenever the broker does."""
+        settings = self._settings
+        try:
+            await self.client.connect(
+                servers=settings.urls,
+                name=self._name,
+                user=settings.user or None,
+                password=settings.password or None,
+                tls=settings.tls,
+                connect_timeout=int(CONNECT_SECONDS),
+                reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # a float is slept as well
+                max_reconnect_attempts=-1,
+                ping_interval=2,
+                max_outstanding_pings=3,
+                pending_size=PENDING_BYTES_MAX,
+                error_cb=self._failed,
+                reconnected_cb=self._reconnected,
+                disconnected_cb=self._disconnected,
+            )
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"the broker at {', '.join(settings.urls)} cannot be reached: {error}") from None
+
+    async def _failed(self, error: Exception) -> None:
+        logger.debug("broker connection: %s", error or type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        if not self.client.is_closed:
+            logger.warning("the connection to the broker is lost; trying again")
+
+    async def _reconnected(self) -> None:
+        logger.info("the connection to the broker is back")
+        for callback in self.on_reconnect:
+            callback()
+
+    @property
+    def payload_bytes_max(self) -> int:
+        return int(self.client.max_payload)
+
+    async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
+        try:
+            await self.client.publish(subject, data, reply=reply, headers=headers)
+        except (nats.errors.Error, OSError) as error:
+            raise _unreachable(error) from None
+
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Any:
+        return await self.client.subscribe(subject, cb=callback, pending_bytes_limit=PENDING_BYTES_MAX)
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        headers: dict[str, str] | None = None,
+        seconds: float = REQUEST_SECONDS,
+    ) -> Msg:
+        try:
+            return await self.client.request(subject, data, timeout=seconds, headers=headers)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise _unreachable(error) from None
+
+    async def call(self, operation: str, body: object = None, seconds: float = REQUEST_SECONDS) -> dict[str, Any]:
+        """A request to JetStream's API, such as `STREAM.INFO.name`."""
+        data = msgspec.json.encode(body) if body is not None else b""
+        message = await self.request(f"$JS.API.{operation}", data, seconds=seconds)
+        return _checked(operation, message.data)
+
+    async def store(self, subject: str, data: bytes, headers: dict[str, str], seconds: float = REQUEST_SECONDS) -> int:
+        """Publish into a stream and wait until it has it; returns the sequence it got."""
+        message = await self.request(subject, data, headers, seconds)
+        return int(_checked(subject, message.data)["seq"])
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        """The last message of a subject, as some replica has it."""
+        message = await self.request(f"$JS.API.DIRECT.GET.{stream}.{subject}")
+        return _stored(message)
+
+    async def fetch(self, stream: str, sequence: int, *, messages: int = FETCH_MESSAGES) -> list[Stored]:
+        """Stored messages from a sequence on, as some replica has them; none if it has none."""
+        if messages == 1:
+            return await self._fetch_one(stream, sequence)
+        body = {"seq": sequence, "batch": messages, "max_bytes": FETCH_BYTES, "next_by_subj": ">"}
+        found = await self._fetch_many(stream, body)
+        for index, stored in enumerate(found):
+            if stored.sequence != found[0].sequence + index:
+                return found[:index]  # one got lost on the way: the next fetch brings it
+        return found or await self._fetch_one(stream, sequence)
+
+    async def fetch_last(self, stream: str, subject: str, seconds: float = REQUEST_SECONDS) -> list[Stored]:
+        """The last message of every subject that matches."""
+        return await self._fetch_many(stream, {"multi_last": [subject]}, seconds)
+
+    async def _fetch_many(self, stream: str, body: dict[str, Any], seconds: float = REQUEST_SECONDS) -> list[Stored]:
+        inbox = self.client.new_inbox()
+        subscription = await self.client.subscribe(inbox)
+        found: list[Stored] = []
+        try:
+            await self.publish(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(body), reply=inbox)
+            while (stored := _stored(await subscription.next_msg(timeout=seconds))) is not None:
+                found.append(stored)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise _unreachable(error) from None
+        finally:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+        return found
+
+    async def _fetch_one(self, stream: str, sequence: int) -> list[Stored]:
+        body = msgspec.json.encode({"seq": sequence, "next_by_subj": ">"})
+        stored = _stored(await self.request(f"$JS.API.DIRECT.GET.{stream}", body))
+        return [] if stored is None else [stored]
+
+
+def _checked(operation: str, data: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.json.decode(data)
+    error = answer.get("error")
+    if error is not None:
+        raise BrokerRefusal(f"{operation}: {error.get('description', error)}", int(error.get("err_code", 0)))
+    return answer
+
+
+def _stored(message: Msg) -> Stored | None:
+    """A direct get's answer; None where it is only a status."""
+    headers = message.headers or {}
+    if "Status" in headers or "Nats-Sequence" not in headers:
+        return None
+    return Stored(int(headers["Nats-Sequence"]), headers, message.data)
+
+
+def _unreachable(error: BaseException) -> Unavailable:
+    return Unavailable(
+        f"the broker does not answer: {str(error) or type(error).__name__}",
+        code="broker_unavailable",
+        hint="writing resumes by itself when a majority of the brokers is up",
+    )

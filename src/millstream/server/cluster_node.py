@@ -1,0 +1,475 @@
+"""A node of a cluster: its broker, its place among the members, a replica of every shard, the handlers over them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import ssl
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from millstream.clock import Clock, SystemClock
+from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
+from millstream.cluster.membership import Membership, NodeSign, Settings
+from millstream.cluster.peers import Peers
+from millstream.cluster.replica import Replica
+from millstream.config import Config
+from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
+from millstream.log.broker_link import BrokerLink, BrokerSettings
+from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
+from millstream.server.app import Application
+from millstream.server.cluster_admin import ClusterAdmin
+from millstream.server.cluster_app import AllSubscriptions, ClusterApplication, Slot
+from millstream.server.forwarding import Forwarder
+from millstream.server.gate import Gate
+from millstream.server.limits import read_limits
+from millstream.server.metrics import Metrics
+from millstream.server.run import DataDirectory, flush_limits, object_store_settings, open_gate, yjs_settings
+from millstream.shard.restore import restore
+from millstream.shard.shard import Shard
+from millstream.streams.records import SegmentSealed, decode_batch
+from millstream.tiers.blobs import Blobs
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.cold import ColdTier
+from millstream.tiers.objects import Objects, open_objects
+
+logger = logging.getLogger("millstream.cluster")
+
+LEFTOVER_AGE_SECONDS: Final = 3600.0
+WAITING_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 1.0
+BALANCE_SECONDS: Final = 1.0
+BALANCE_STABLE_ROUNDS: Final = 5
+RESTORE_ATTEMPTS: Final = 5
+RECORD_MARGIN_BYTES: Final = 64 << 10
+
+
+class Identity(msgspec.Struct):
+    """Whose data directory this is."""
+
+    cluster: str
+    node_id: int
+
+
+def check_cluster(config: Config) -> None:
+    """Refuse what cannot work, before anything is touched."""
+    cluster, server = config.cluster, config.server
+    if config.cold.backend in ("fs", "memory"):
+        raise ConfigurationError(
+            f"cold.backend is {config.cold.backend!r}, which the nodes of a cluster cannot share",
+            hint="use s3, gcs or azure: every node must be able to read what another has flushed",
+        )
+    if not cluster.nats_url and not cluster.secret:
+        raise ConfigurationError(
+            "cluster.secret is not set: the brokers would let anybody in",
+            hint='set the same secret on every node, for instance secret = "$MILLSTREAM_SECRET"',
+        )
+    if not cluster.nats_url and cluster.replicas > len(cluster.routes) + 1:
+        raise ConfigurationError(
+            f"cluster.replicas is {cluster.replicas}, but cluster.routes names {len(cluster.routes)} other nodes",
+            hint="list the other nodes' cluster.listen in cluster.routes, or lower cluster.replicas",
+        )
+    files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
+    if any(files) and not all(files):
+        raise ConfigurationError(
+            "TLS between brokers needs all of cluster.tls_certificate, cluster.tls_key and cluster.tls_authority"
+        )
+    if not server.advertise and server.listen[0] in ("0.0.0.0", "::"):
+        raise ConfigurationError(
+            f"server.listen is {server.listen[0]}:{server.listen[1]}, which is no address to send clients to",
+            hint="set server.advertise to the HOST:PORT by which others reach this node",
+        )
+
+
+class ClusterNode:
+    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+        check_cluster(config)
+        self.config = config
+        self._clock = clock or SystemClock()
+        self._directory = DataDirectory(config.server.data_dir)
+        self._check_identity()
+        self.notices: list[str] = []
+        self._broker: Broker | None = None
+        self._link: BrokerLink | None = None
+        self._membership: Membership | None = None
+        self._peers: Peers | None = None
+        self._slots: list[Slot] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reopening: set[int] = set()
+        self._app: ClusterApplication | None = None
+        self._metrics = Metrics()
+        self._limits = read_limits(config)
+        self.on_removed: Callable[[], None] = lambda: None
+
+    def _check_identity(self) -> None:
+        """A data directory belongs to one node of one cluster, for ever."""
+        path = self.config.server.data_dir / "node.json"
+        ours = Identity(self.config.cluster.name, self.config.server.node_id)
+        if (self.config.server.data_dir / "log").exists():
+            raise ConfigurationError(
+                f"the data directory {self.config.server.data_dir} belongs to a server of its own",
+                hint="start the cluster with an empty one",
+            )
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=Identity)
+        except FileNotFoundError:
+            path.write_bytes(msgspec.json.encode(ours))
+            return
+        if found != ours:
+            self._directory.release()
+            raise ConfigurationError(
+                f"the data directory {path.parent} belongs to node {found.node_id} of cluster {found.cluster!r}, not to"
+                f" node {ours.node_id} of {ours.cluster!r}",
+                hint="correct server.node_id or cluster.name, or use another data directory",
+            )
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> ClusterApplication:
+        """Start everything; waits for a majority of the brokers. Whatever ends it, nothing is left running."""
+        loop = asyncio.get_running_loop()
+        starting = loop.create_task(self._start())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, starting.cancel)
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            await self.stop()
+            raise ConfigurationError("stopped before the cluster was there") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> ClusterApplication:
+        config = self.config
+        cluster = config.cluster
+        broker_settings, system = await self._start_broker()
+        self._link = link = BrokerLink(broker_settings, f"millstream-{cluster.name}-{config.server.node_id}")
+        await self._connect(link)
+        self._check_payload(link)
+        sign = NodeSign(config.server.node_id, self._advertised(), self._broker_name() if system is not None else "")
+        settings = Settings(cluster.name, cluster.shards, cluster.replicas)
+        self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
+        may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
+        obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
+        await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
+        loop = asyncio.get_running_loop()
+        membership.on_change = partial(_call_soon, loop, self._nudge)
+        for number in range(cluster.shards):
+            self._slots.append(await self._open(number))
+        self._peers = Peers(link, membership.streams, system)
+        admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics)
+        forwarder = Forwarder(self._trust()) if cluster.forward else None
+        self._app = app = ClusterApplication(
+            self._slots, membership, admin.handle, admin.health, self._metrics, self._limits, forwarder
+        )
+        app.logs_access = config.logging.access
+        app.gate = self.open_gate(config)
+        for slot in self._slots:
+            await slot.replica.start()
+        self._tasks = [loop.create_task(self._tend_forever(admin))]
+        if app.gate is not None:
+            self._tasks.append(loop.create_task(app.gate.watch(config.auth.reload_interval)))
+        return app
+
+    def open_gate(self, config: Config) -> Gate | None:
+        """One gate for all shards, by this node's own token files."""
+        return open_gate(config, self._metrics, self._clock, AllSubscriptions(self._slots))
+
+    @property
+    def keeps_house(self) -> bool:
+        """Scheduled jobs are for the whole cluster: whoever leads the first shard starts them."""
+        return bool(self._slots) and self._slots[0].replica.is_leading
+
+    def _trust(self) -> ssl.SSLContext:
+        """Other nodes are trusted as far as the system's authorities and the cluster's own vouch for them."""
+        context = ssl.create_default_context()
+        if self.config.cluster.tls_authority:
+            context.load_verify_locations(self.config.cluster.tls_authority)
+        return context
+
+    async def _bootstrap_obstacle(self) -> ConfigurationError | None:
+        """A new cluster counts positions from one: it must not share a place with what another has written."""
+        objects = open_objects(object_store_settings(self.config))
+        try:
+            async for entry in objects.list("manifests/"):
+                return ConfigurationError(
+                    f"a new cluster cannot begin here: the object store holds another's data ({entry.path})",
+                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up",
+                )
+        except MillstreamError as error:
+            return ConfigurationError(f"a new cluster cannot begin: the object store does not answer: {error.message}")
+        return None
+
+    async def _start_broker(self) -> tuple[BrokerSettings, BrokerSettings | None]:
+        cluster = self.config.cluster
+        if cluster.nats_url:
+            urls = [url.strip() for url in cluster.nats_url.split(",")]
+            tls = ssl.create_default_context() if any(url.startswith("tls:") for url in urls) else None
+            return BrokerSettings(urls, cluster.nats_user, cluster.nats_password, tls), None
+        plan = BrokerPlan(
+            cluster.name,
+            self._broker_name(),
+            cluster.listen,
+            cluster.routes,
+            cluster.secret,
+            self.config.http.body_bytes_max + RECORD_MARGIN_BYTES,
+            cluster.tls_certificate,
+            cluster.tls_key,
+            cluster.tls_authority,
+        )
+        self._broker = Broker(plan, self.config.server.data_dir / "broker")
+        await self._broker.start()
+        urls = [self._broker.url]
+        return BrokerSettings(urls, USER, cluster.secret), BrokerSettings(urls, SYSTEM_USER, cluster.secret)
+
+    def _broker_name(self) -> str:
+        return f"{self.config.cluster.name}-{self.config.server.node_id}"
+
+    async def _connect(self, link: BrokerLink) -> None:
+        waiting = _Waiting(self._clock)
+        while True:
+            try:
+                await link.ask(link.connect())
+                return
+            except MillstreamError as error:
+                waiting(error.message)
+                await asyncio.sleep(0.2)
+
+    def _check_payload(self, link: BrokerLink) -> None:
+        needed = self.config.http.body_bytes_max + RECORD_MARGIN_BYTES + HEADER_BYTES
+        if link.payload_bytes_max < needed:
+            raise ConfigurationError(
+                f"the broker takes messages of {link.payload_bytes_max} bytes, and http.body_bytes_max needs {needed}",
+                hint="raise max_payload in the broker's configuration, or lower http.body_bytes_max",
+            )
+
+    def _advertised(self) -> str:
+        server = self.config.server
+        scheme = "https" if self.config.tls.cert is not None else "http"
+        if server.advertise:
+            return server.advertise if "://" in server.advertise else f"{scheme}://{server.advertise}"
+        host, port = server.listen
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    # -- shards ------------------------------------------------------------------------------------------------
+
+    async def _open(self, number: int) -> Slot:
+        """A replica of a shard: its catalog, restored if the log has gone on without it, and everything behind it."""
+        assert self._link is not None and self._membership is not None
+        config = self.config
+        link = self._link
+        directory = config.server.data_dir / "shards" / f"{number:04d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        objects = open_objects(object_store_settings(config))
+        log = JetStreamLog(
+            link,
+            log_names(config.cluster.name, number),
+            self._clock,
+            window=config.cluster.window,
+            keep_trims=config.cluster.keep_flushes,
+        )
+        first_position = await self._first_position(log)
+        catalog = Catalog(directory / "catalog")
+        if catalog.position < first_position:
+            catalog.close()
+            await self._restore(number, directory, log, objects)
+            catalog = Catalog(directory / "catalog")
+        log.read_from = catalog.position
+        blobs = Blobs(objects, directory / "uploads", f"{number:04d}/" if config.cluster.shards > 1 else "")
+        cold = ColdTier(objects, catalog, config.cold.cache_bytes // config.cluster.shards)
+        shard = await asyncio.to_thread(
+            Shard,
+            log,
+            catalog,
+            cold,
+            blobs,
+            self._clock,
+            hot_bytes_max=config.hot.bytes_max // config.cluster.shards,
+            flush_limits=flush_limits(config, config.cluster.shards),
+            reclaim_grace_seconds=config.cold.reclaim_grace,
+            number=number,
+            leftover_age_seconds=LEFTOVER_AGE_SECONDS,
+        )
+        self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
+        limits = self._app.live_reads.limits if self._app is not None else self._limits
+        app = Application(
+            shard,
+            limits,
+            object_store_settings(config),
+            yjs_settings(config),
+            needs_tokens=config.auth.enabled,
+            metrics=self._metrics,
+        )
+        app.subscriptions.wakes.pause()
+        replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
+        replica.on_outdated = lambda: self._reopen(number)
+        return Slot(replica, app)
+
+    async def _first_position(self, log: JetStreamLog) -> int:
+        """Where the log begins, once the brokers can tell: after a restart they agree on who leads it first."""
+        assert self._link is not None
+        waiting = _Waiting(self._clock)
+        while True:
+            try:
+                await self._link.ask(log.bounds(ANSWER_SECONDS))
+                return await self._link.ask(log.first_position())
+            except Unavailable as error:
+                waiting(error.message)
+                await asyncio.sleep(0.1)
+
+    async def _restore(self, number: int, directory: Path, log: JetStreamLog, objects: Objects) -> None:
+        """Rebuild a catalog from the manifests, up to the last flush that the log says is sealed."""
+        for attempt in range(1, RESTORE_ATTEMPTS + 1):
+            through = await asyncio.to_thread(_last_sealed, log)
+            unfinished, finished = directory / "catalog.restoring", directory / "catalog"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            catalog = Catalog(unfinished)
+            cold = ColdTier(objects, catalog, self.config.cold.cache_bytes)
+            try:
+                restored = await restore(
+                    cold, catalog, self._clock.now_ms(), lambda done, total: None, shard=number, through=through
+                )
+            except (NotFound, Corrupt):
+                # The leader tidies manifests up while we read them; a later flush is there by then.
+                if attempt == RESTORE_ATTEMPTS:
+                    raise
+                await asyncio.sleep(1.0)
+                continue
+            finally:
+                cold.close()
+                catalog.close()
+            shutil.rmtree(finished, ignore_errors=True)
+            unfinished.rename(finished)
+            logger.info("shard %d: restored %d streams up to %d", number, restored.streams, restored.position)
+            return
+
+    def _reopen(self, number: int) -> None:
+        if number not in self._reopening:
+            self._reopening.add(number)
+            self._tasks.append(asyncio.get_running_loop().create_task(self._reopen_later(number)))
+
+    async def _reopen_later(self, number: int) -> None:
+        slot = self._slots[number]
+        slot.is_open = False
+        slot.app.readers.end_all()
+        await slot.app.subscriptions.stop()
+        await slot.app.yjs.compactor.stop()
+        await slot.replica.abandon()
+        while True:
+            try:
+                fresh = await self._open(number)
+                slot.replica, slot.app = fresh.replica, fresh.app
+                await slot.replica.start()
+                slot.is_open = True
+                self._reopening.discard(number)
+                return
+            except MillstreamError as error:
+                logger.warning("shard %d cannot be restored yet: %s", number, error)
+                await asyncio.sleep(2.0)
+
+    # -- tending -----------------------------------------------------------------------------------------------
+
+    def _nudge(self) -> None:
+        for slot in self._slots:
+            slot.replica.nudge()
+
+    async def _tend_forever(self, admin: ClusterAdmin) -> None:
+        """Say whether this node is ready, hand over what it should not lead, and end when it was removed."""
+        assert self._membership is not None
+        membership, stable = self._membership, 0
+        me = membership.sign.node
+        while True:
+            await asyncio.sleep(BALANCE_SECONDS)
+            is_ready = not admin.missing_locally()
+            if membership.sign.ready != is_ready:
+                membership.announce(ready=is_ready)
+            if membership.view.members.get(me) == "removed":
+                logger.critical("this node was removed from the cluster; it stops")
+                self.on_removed()
+                return
+            led = [slot.replica for slot in self._slots if slot.replica.is_leading]
+            heir = admin.least_burdened(exclude=me)
+            is_unfair = heir is not None and len(led) > len(membership.view.led_by(heir)) + 1
+            stable = stable + 1 if is_unfair else 0
+            if me in membership.view.members:
+                await asyncio.gather(*(replica.hand_over(heir) for replica in led))
+            elif stable >= BALANCE_STABLE_ROUNDS:
+                stable = 0
+                logger.info("handing shard %d to node %s, which leads fewer", led[-1].number, heir)
+                await led[-1].hand_over(heir)
+
+    # -- stopping ----------------------------------------------------------------------------------------------
+
+    async def retire(self) -> None:
+        """Hand over what is led, while clients are still connected: they are sent on to whoever takes it."""
+        for task in self._tasks:
+            task.cancel()
+        for slot in self._slots:
+            slot.replica.is_retired = True
+        assert self._membership is not None
+        heirs = [node for node in self._membership.view.active if node != self._membership.sign.node]
+        await asyncio.gather(
+            *(
+                slot.replica.hand_over(heirs[slot.replica.number % len(heirs)] if heirs else None)
+                for slot in self._slots
+            )
+        )
+        if self._broker is not None and self._peers is not None:
+            await self._peers.step_down(self._broker_name())
+
+    async def stop(self, timeout_seconds: float | None = None) -> None:
+        """Stop following, and stop the broker last: the others can do without us by then."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._stop_slot(slot, timeout_seconds) for slot in self._slots))
+        if self._app is not None:
+            self._app.close()
+        if self._link is not None:
+            if self._membership is not None:
+                await self._link.ask(self._membership.stop())
+            await asyncio.to_thread(self._link.close)
+        if self._broker is not None:
+            await self._broker.stop()
+        self._directory.release()
+
+    @staticmethod
+    async def _stop_slot(slot: Slot, timeout_seconds: float | None) -> None:
+        await slot.app.subscriptions.stop()
+        await slot.app.yjs.compactor.stop()
+        await slot.replica.abandon(timeout_seconds)
+
+
+class _Waiting:
+    """Says what is being waited for, now and then."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._said_at = clock.monotonic() - WAITING_SECONDS + 1.0
+
+    def __call__(self, reason: str) -> None:
+        if self._clock.monotonic() - self._said_at >= WAITING_SECONDS:
+            self._said_at = self._clock.monotonic()
+            logger.info("waiting: %s", reason)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(callback)
+
+
+def _last_sealed(log: JetStreamLog) -> int | None:
+    """Up to where the log says the object store has everything."""
+    log.read_from = 1
+    through = None
+    for batch in log.read():
+        for record in decode_batch(batch.payload):
+            if isinstance(record, SegmentSealed):
+                through = record.through
+    return through

@@ -1,0 +1,70 @@
+"""The front of an application: what happens to requests before and after the handlers, whichever shard they are for.
+
+Adapters talk to a `Front`; `Application` is one over a single shard, `ClusterApplication` one over several.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millstream.clock import monotonic_seconds
+from millstream.errors import MillstreamError
+from millstream.server.error_map import error_response
+from millstream.server.examples import Examples
+from millstream.server.gate import FindTarget, Gate
+from millstream.server.health_api import HealthApi
+from millstream.server.limits import ReadLimits
+from millstream.server.logs import log_access
+from millstream.server.messages import Request, Response, Upload
+from millstream.server.metrics import Metrics
+
+
+class LiveReads(Protocol):
+    limits: ReadLimits
+
+    def end_all(self) -> None: ...
+
+
+class Front:
+    def __init__(self, find_target: FindTarget, metrics: Metrics, health: HealthApi) -> None:
+        self._find_target = find_target
+        self.metrics = metrics
+        self.health = health
+        self.gate: Gate | None = None
+        self.logs_access = False
+        self.examples: Examples | None = None
+
+    @property
+    def live_reads(self) -> LiveReads:
+        raise NotImplementedError  # every application has its own
+
+    def handle(self, request: Request) -> None:
+        """Answer a request, now or later, whatever happens."""
+        raise NotImplementedError
+
+    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
+        """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
+        raise NotImplementedError
+
+    def refusal_of_head(self, request: Request) -> Response | None:
+        """The answer to a request whose body need not be awaited, since it would be refused."""
+        if self.gate is not None:
+            try:
+                self.gate.check_head(request, self._find_target)
+            except MillstreamError as error:
+                return error_response(error)
+        return None
+
+    def answered(self, request: Request, response: Response) -> None:
+        """Called by the adapters with every answer, as it goes out."""
+        metrics = self.metrics
+        series = request.series or metrics.unrouted
+        series.statuses[response.status] += 1
+        body = response.body
+        if body and isinstance(body, bytes):
+            metrics.sent_bytes += len(body)
+        if request.started:
+            seconds = monotonic_seconds() - request.started
+            series.time(seconds, metrics.timed_one_in)
+            if self.logs_access:
+                log_access(request, response, seconds)

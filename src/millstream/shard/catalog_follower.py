@@ -1,0 +1,202 @@
+"""Keeping a follower's catalog up with flushes that the leader made.
+
+The leader's flush ends in a `SegmentSealed` record that names a manifest: the catalog rows as of a position P. A
+follower has the same state, so it moves its own catalog to P from the manifest and lets go of memory as the leader
+did. It cannot tell which of its streams changed after P and which before, so it keeps account by generation: one ends
+with each such record. A flush begins after the one before it was sealed; so what changed before a record that lies at
+or before P is in the catalog once that is at P, and what changed later counts as unsaved a little longer. Compactions
+are exact: a manifest names those that it brings, and only they are settled with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import Final, NamedTuple
+
+from millstream.clock import Clock
+from millstream.errors import Corrupt, MillstreamError, NotFound
+from millstream.protocol.keys import StreamKey
+from millstream.shard.flusher import Flusher
+from millstream.shard.restore import checkpoint_of, load_manifest, sealed_flush, sealed_replacement
+from millstream.streams.machine import StateMachine
+from millstream.streams.records import SegmentSealed
+from millstream.streams.state import Stream
+from millstream.tiers.catalog import Catalog, Checkpoint
+from millstream.tiers.cold import ColdTier
+from millstream.tiers.hot import HotTier
+from millstream.tiers.manifests import Manifest, Replacement
+
+logger = logging.getLogger("millstream.cluster")
+
+RETRY_SECONDS: Final = (0.5, 30.0)
+
+
+class _Generation(NamedTuple):
+    """What changed up to the record at position `end`."""
+
+    end: int
+    dirty: dict[int, Stream]
+    removed: dict[int, StreamKey]
+    freed_blobs: list[str]
+    unflushed: set[int]
+    unflushed_bytes: int
+
+
+class CatalogFollower:
+    def __init__(
+        self,
+        machine: StateMachine,
+        hot: HotTier,
+        catalog: Catalog,
+        cold: ColdTier,
+        flusher: Flusher,
+        clock: Clock,
+    ) -> None:
+        self._machine = machine
+        self._hot = hot
+        self._catalog = catalog
+        self._cold = cold
+        self._flusher = flusher
+        self._clock = clock
+        self._generations: deque[_Generation] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._noticed = asyncio.Event()
+        # Why the catalog cannot follow any more: it must be restored from the object store.
+        self.is_behind = False
+
+    def start(self) -> None:
+        if self._task is None:
+            self._noticed.set()
+            self._task = asyncio.get_running_loop().create_task(self._run_forever())
+
+    async def stop(self) -> None:
+        """Give everything back that is not in the catalog: from here on this node flushes itself, or not at all."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        async with self._flusher.lock:
+            machine, hot = self._machine, self._hot
+            for one in reversed(self._generations):
+                machine.dirty = {i: s for i, s in one.dirty.items() if i not in machine.removed} | machine.dirty
+                machine.removed = one.removed | machine.removed
+                machine.freed_blobs = one.freed_blobs + machine.freed_blobs
+                hot.unflushed |= {incarnation for incarnation in one.unflushed if incarnation in hot.tails}
+                hot.unflushed_bytes += one.unflushed_bytes
+            self._generations.clear()
+            machine.frozen, machine.removing = {}, {}
+
+    def sealed(self, position: int) -> None:
+        """A flush was sealed by the record at this position: a generation ends."""
+        machine, hot = self._machine, self._hot
+        self._generations.append(
+            _Generation(
+                position, machine.dirty, machine.removed, machine.freed_blobs, hot.unflushed, hot.unflushed_bytes
+            )
+        )
+        machine.dirty, machine.removed, machine.freed_blobs = {}, {}, []
+        hot.unflushed, hot.unflushed_bytes = set(), 0
+        self._show_generations()
+        self._noticed.set()
+
+    def _show_generations(self) -> None:
+        """Tell the namespace what the catalog does not show yet."""
+        frozen: dict[int, Stream] = {}
+        removing: dict[int, StreamKey] = {}
+        for one in self._generations:
+            frozen |= one.dirty
+            removing |= one.removed
+        machine = self._machine
+        gone = removing.keys() | machine.removed.keys()
+        machine.frozen = {incarnation: stream for incarnation, stream in frozen.items() if incarnation not in gone}
+        machine.removing = removing
+
+    async def _run_forever(self) -> None:
+        delay, slowest = RETRY_SECONDS
+        while True:
+            await self._noticed.wait()
+            self._noticed.clear()
+            try:
+                while self._machine.sealed and not self.is_behind:
+                    await self._follow(self._machine.sealed[0])
+                delay = RETRY_SECONDS[0]
+            except MillstreamError as error:
+                logger.warning("the catalog cannot follow a flush yet, next try in %.1f s: %s", delay, error)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, slowest)
+                self._noticed.set()
+
+    async def _follow(self, record: SegmentSealed) -> None:
+        if record.through > self._catalog.position:
+            try:
+                found = await self._load(record)
+            except (NotFound, Corrupt) as error:
+                logger.warning("a flush cannot be followed any more: %s", error)
+                found = None  # what it names was tidied up meanwhile
+            if found is None:
+                self.is_behind = True
+                return
+            # From here on it must not be torn: whoever takes over waits for the lock.
+            await asyncio.shield(self._write(*found))
+        if self._machine.sealed and self._machine.sealed[0] is record:
+            self._machine.sealed.pop(0)
+
+    async def _load(self, record: SegmentSealed) -> tuple[Checkpoint, Manifest] | None:
+        manifest = await load_manifest(self._cold, record.manifest)
+        if manifest.first > self._catalog.position:
+            logger.warning(
+                "the catalog stands at position %d, the next manifest starts at %d",
+                self._catalog.position,
+                manifest.first,
+            )
+            return None
+        removed = set(manifest.removed_segments)
+        flushes = [
+            await sealed_flush(self._cold, flush, removed)
+            for flush in manifest.flushes
+            if flush.through > self._catalog.position
+        ]
+        replacements = [
+            await sealed_replacement(self._cold, one, removed)
+            for one in manifest.replacements
+            if not self._is_in_catalog(one)
+        ]
+        freed = [blob.encode() for one in self._settled(record.through) for blob in one.freed_blobs]
+        checkpoint = checkpoint_of(manifest, flushes, replacements, manifest.at_ms, position=manifest.through)
+        return checkpoint._replace(freed_blobs=freed), manifest
+
+    def _is_in_catalog(self, replacement: Replacement) -> bool:
+        """A leader whose catalog was behind ours names again what we have followed already."""
+        known = {row.segment.path for _, row in self._catalog.segments()}
+        return bool(replacement.segments) and all(segment.path in known for segment in replacement.segments)
+
+    def _settled(self, position: int) -> list[_Generation]:
+        return [one for one in self._generations if one.end <= position]
+
+    async def _write(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._flusher.lock:
+            if checkpoint.position <= self._catalog.position:
+                return
+            await loop.run_in_executor(self._flusher.thread, self._catalog.write, checkpoint)
+            if manifest.removed_segments:
+                await loop.run_in_executor(self._flusher.thread, self._forget, set(manifest.removed_segments))
+            brought = [(one.replaced, one.segments) for one in manifest.replacements]
+            self._machine.replaced = [
+                one for one in self._machine.replaced if (one.replaced, one.segments) not in brought
+            ]
+            concerned = {incarnation for one in self._generations for incarnation in one.unflushed}
+            settled = self._settled(checkpoint.position)
+            for _ in settled:
+                self._generations.popleft()
+            self._show_generations()
+            await self._flusher.release(checkpoint.position, concerned)
+
+    def _forget(self, paths: set[str]) -> None:
+        for number, row in list(self._catalog.segments()):
+            if row.segment.path in paths:
+                self._catalog.forget_segment(number)

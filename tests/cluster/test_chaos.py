@@ -1,0 +1,153 @@
+"""What a cluster survives. Under load, in each case: every acknowledged append exactly once and in order, repeats
+recognised, nothing shown that later vanished, the leader's answers linearizable, and writes back soon. How soon is
+printed; the benchmark holds it to ten seconds, on a machine that does nothing else.
+
+The tests share one cluster and leave it whole.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from support.cluster import Cluster
+from support.cluster_load import Load
+from support.s3 import S3Server
+
+pytestmark = pytest.mark.timeout(180)
+
+BACK_SECONDS = 30.0
+WARM_SECONDS = 0.7
+
+
+@contextmanager
+def under_load(cluster: Cluster, name: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Load]:
+    seed = random.randrange(2**31)
+    load = Load(cluster, f"{name}-{seed:x}", seed=seed).start()
+    try:
+        time.sleep(WARM_SECONDS)
+        disturbed_at = time.monotonic()
+        yield load
+        load.wait_for_writes(time.monotonic())
+        time.sleep(WARM_SECONDS)
+    finally:
+        for node in cluster.nodes.values():
+            if not node.is_running:
+                node.start(wait=False)  # whatever became of this test, the next one finds a whole cluster
+        load.stop()
+    for node in cluster.nodes.values():
+        node.wait_until_ready()
+    load.check()
+    with capsys.disabled():
+        print(
+            f"\n  {name}: {load.counts}; longest pause {load.longest_pause(disturbed_at):.1f} s (seed {seed})", end=""
+        )
+
+
+def test_the_leader_is_killed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "kill-leader", capsys) as load:
+        leader = cluster.leader()
+        leader.kill()
+        assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+        leader.start()
+
+
+def test_a_follower_is_killed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "kill-follower", capsys) as load:
+        follower = cluster.followers()[0]
+        follower.kill()
+        assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+        follower.start()
+
+
+def test_a_broker_that_leads_is_killed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "kill-broker", capsys) as load:
+        cluster.broker_leader().kill_broker()
+        assert load.wait_for_writes(time.monotonic() + 0.5, 60.0) < BACK_SECONDS
+
+
+@pytest.mark.soak
+def test_a_machine_is_lost_and_comes_back(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "kill-all-of-one", capsys) as load:
+        leader = cluster.leader()
+        leader.kill_all()
+        assert load.wait_for_writes(time.monotonic() + 0.5, 60.0) < BACK_SECONDS
+        leader.start()
+
+
+def test_the_leader_is_stopped_for_longer_than_its_lease_and_goes_on(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with under_load(cluster, "pause-leader", capsys) as load:
+        leader = cluster.leader()
+        leader.pause()
+        paused_at = time.monotonic()
+        try:
+            assert load.wait_for_writes(paused_at + 0.1) < BACK_SECONDS
+            time.sleep(1.0)
+        finally:
+            leader.resume()
+
+
+def test_a_node_is_cut_off(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "cut-off", capsys) as load:
+        leader = cluster.leader()
+        cluster.cut_off(leader.number)
+        try:
+            assert load.wait_for_writes(time.monotonic() + 0.5, 60.0) < BACK_SECONDS
+            time.sleep(1.0)
+        finally:
+            cluster.mend()
+
+
+def test_the_object_store_stops(cluster: Cluster, cluster_s3: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "stop-s3", capsys) as load:
+        cluster_s3.stop()
+        try:
+            time.sleep(3.0)
+            assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+        finally:
+            cluster_s3.start()
+
+
+def test_all_nodes_are_restarted_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "restart-all", capsys) as load:
+        for node in cluster.nodes.values():
+            node.kill_all()
+        started_at = time.monotonic()
+        for node in cluster.nodes.values():
+            node.start(wait=False)
+        load.wait_for_writes(started_at, 60.0)
+
+
+def test_the_nodes_are_restarted_one_by_one(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    with under_load(cluster, "rolling", capsys) as load:
+        for node in cluster.nodes.values():
+            assert node.stop() == 0
+            assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+            node.start()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_thirty_failures_in_a_random_order(
+    cluster: Cluster, cluster_s3: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenarios = [
+        lambda: test_the_leader_is_killed(cluster, capsys),
+        lambda: test_a_follower_is_killed(cluster, capsys),
+        lambda: test_a_broker_that_leads_is_killed(cluster, capsys),
+        lambda: test_a_machine_is_lost_and_comes_back(cluster, capsys),
+        lambda: test_the_leader_is_stopped_for_longer_than_its_lease_and_goes_on(cluster, capsys),
+        lambda: test_a_node_is_cut_off(cluster, capsys),
+        lambda: test_the_object_store_stops(cluster, cluster_s3, capsys),
+    ]
+    seed = random.randrange(2**31)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    for _ in range(30):
+        chance.choice(scenarios)()

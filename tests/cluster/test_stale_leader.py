@@ -1,0 +1,83 @@
+"""A leader that was stopped for longer than its lease, and what it answers when it goes on.
+
+The same is done to a build that ignores its lease: the checker must find it out, or it would be worth nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from millstream.cluster.placement import shard_of
+from support import broken_node
+from support.cluster import Cluster, NodeProcess, running, wait_until
+from support.linearizability import Operation, find_violation
+from support.s3 import S3Server
+
+pytestmark = pytest.mark.timeout(180)
+
+PATH = "/v1/stream/stale/s"
+TEXT = {"content-type": "text/plain"}
+
+
+def history_around_a_pause(cluster: Cluster) -> tuple[list[Operation], list[str], list[httpx.Response]]:
+    """Write, stop the leader, write at its successor, let it go on, and read at it: all as a history."""
+    history: list[Operation] = []
+    shard = shard_of("stale", cluster.shards)
+    leader = cluster.leader(shard)
+
+    def leads(node: NodeProcess) -> bool:
+        return bool(cluster.status(node.number)["shards"][shard]["role"] == "leading")
+
+    def append(url: str, value: str) -> bool:
+        called = time.monotonic()
+        try:
+            answer = httpx.post(f"{url}{PATH}", content=value, headers=TEXT, follow_redirects=True, timeout=2.0)
+        except httpx.TransportError:
+            return False
+        if answer.status_code == 204:
+            history.append(Operation("append", value, 0, called, time.monotonic()))
+        return answer.status_code == 204
+
+    assert httpx.put(f"{leader.url}{PATH}", headers=TEXT).status_code in (200, 201)
+    assert append(leader.url, "a")
+    leader.pause()
+    others = [node for node in cluster.nodes.values() if node is not leader]
+    try:
+        # Nothing is sent to the one that is stopped: it would find out when it tried to write it.
+        wait_until(lambda: any(leads(node) for node in others), "another node leads")
+        assert any(append(node.url, "b") for node in others if leads(node))
+    finally:
+        leader.resume()
+    answers = []
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        called = time.monotonic()
+        answer = httpx.get(f"{leader.url}{PATH}?offset=-1", timeout=5.0)
+        answers.append(answer)
+        if answer.headers.get("millstream-role") == "leader":
+            history.append(Operation("read", "", len(answer.content), called, time.monotonic()))
+    return history, ["a", "b"], answers
+
+
+def test_a_leader_that_was_stopped_shows_nothing_stale_as_fresh(cluster: Cluster) -> None:
+    history, final, answers = history_around_a_pause(cluster)
+    assert find_violation(history, final) is None
+    for answer in answers:
+        assert answer.status_code == 200
+        assert answer.content == b"ab" or "stream-up-to-date" not in answer.headers
+    assert answers[-1].content == b"ab", "it follows again"
+
+
+def test_a_build_that_ignores_its_lease_is_found_out(cluster_s3: S3Server, tmp_path: Path) -> None:
+    command = (sys.executable, str(Path(broken_node.__file__).resolve()), "serve")
+    # It must not come to write anything itself meanwhile: the log would tell it.
+    settings = "flush_interval = '1h'\n"
+    with running(tmp_path, cluster_s3, command=command, settings=settings) as cluster:
+        history, final, _ = history_around_a_pause(cluster)
+        violation = find_violation(history, final)
+        assert violation is not None and "read" in violation

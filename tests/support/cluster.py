@@ -1,0 +1,367 @@
+"""A real cluster for tests: nodes as processes, each with its broker, over one S3 server.
+
+Between the brokers of different nodes runs a TCP proxy, so that a test can cut a node off without touching the
+machine's network: bytes stop flowing in both directions, as when a cable is pulled, and connections stay open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from millstream import config as configuration
+from millstream.cluster.broker import USER
+from millstream.log.broker_link import BrokerLink, BrokerSettings
+from millstream.log.jetstream_log import log_names
+from millstream.server.run import object_store_settings
+from millstream.tiers.objects import ObjectStoreSettings
+from support.s3 import S3Server
+
+START_SECONDS = 60.0
+SECRET = "a secret of the tests"
+
+
+class Link:
+    """A TCP proxy in front of one node's broker, for one other node. `cut` lets nothing through."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listening.getsockname()
+        self._is_cut = threading.Event()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._stopped = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut.set()
+
+    def mend(self) -> None:
+        """Traffic flows again; connections from before have lost bytes and are dropped."""
+        for pair in self._pairs:
+            for one in pair:
+                one.close()
+        self._pairs.clear()
+        self._is_cut.clear()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._listening.close()
+        self.mend()
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        while self._is_cut.is_set():
+            time.sleep(0.05)
+        try:
+            far = socket.create_connection(self._target, 5.0)
+        except OSError:
+            near.close()
+            return
+        pair = (near, far)
+        self._pairs.append(pair)
+        try:
+            while True:
+                ready, _, _ = select.select(pair, (), (), 0.2)
+                if self._is_cut.is_set():
+                    time.sleep(0.05)
+                    continue
+                for one in ready:
+                    data = one.recv(65_536)
+                    if not data:
+                        return
+                    (far if one is near else near).sendall(data)
+        except (OSError, ValueError):
+            return
+        finally:
+            near.close()
+            far.close()
+
+
+class NodeProcess:
+    """One node of a cluster: a `millstream serve` process and the broker it looks after."""
+
+    def __init__(
+        self,
+        number: int,
+        directory: Path,
+        configuration: str,
+        port: int,
+        environment: dict[str, str],
+        command: tuple[str, ...] = (sys.executable, "-m", "millstream.cli.main", "serve"),
+    ) -> None:
+        self.number = number
+        self.data_dir = directory / f"node{number}"
+        self.file = directory / f"node{number}.toml"
+        self.file.write_text(configuration)
+        self.stderr_path = directory / f"node{number}.stderr"
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = command
+        self.environment = {**os.environ, **environment}
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *, wait: bool = True) -> NodeProcess:
+        with self.stderr_path.open("a") as stderr:
+            self.process = subprocess.Popen(
+                [*self._command, "--config", str(self.file)],
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                text=True,
+                env=self.environment,
+            )
+        if wait:
+            self.wait_until_ready()
+        return self
+
+    def is_ready(self, probe: str = "cluster") -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz/{probe}", timeout=2.0).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
+        wait_until(self.is_ready, f"node {self.number} is ready", seconds, self.stderr)
+
+    def stderr(self) -> str:
+        return self.stderr_path.read_text() if self.stderr_path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def broker_pid(self) -> int:
+        return int(json.loads((self.data_dir / "broker" / "broker.json").read_text())["pid"])
+
+    def kill(self) -> None:
+        """End the server as `kill -9` does; its broker goes on."""
+        os.kill(self.pid, signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def kill_broker(self) -> None:
+        os.kill(self.broker_pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """End server and broker at once, as the loss of the machine does."""
+        if self.is_running:
+            self.kill()
+        try:
+            self.kill_broker()
+        except (OSError, ValueError, KeyError):
+            return
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self, timeout: float = 40.0) -> int:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+
+class Cluster:
+    """Nodes that know each other. `nodes` grows when one is added."""
+
+    def __init__(
+        self,
+        directory: Path,
+        s3: S3Server,
+        *,
+        nodes: int = 3,
+        shards: int = 1,
+        settings: str = "",
+        proxied: bool = False,
+        command: tuple[str, ...] | None = None,
+        environment: dict[str, str] | None = None,
+        forwarding: tuple[int, ...] = (),
+    ) -> None:
+        self._forwarding = forwarding
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._s3 = s3
+        self._prefix = s3.new_prefix()
+        self.shards = shards
+        self._settings = settings
+        self._extra = environment or {}
+        self._command = command
+        self._ports = {number: free_ports(2) for number in range(1, nodes + 1)}
+        # links[a, b] carries what the broker of a sends to that of b and back.
+        self.links: dict[tuple[int, int], Link] = {}
+        if proxied:
+            for near in self._ports:
+                for far in self._ports:
+                    if near != far:
+                        self.links[near, far] = Link(("127.0.0.1", self._ports[far][1]))
+        self.nodes: dict[int, NodeProcess] = {number: self._node(number) for number in self._ports}
+
+    def _node(self, number: int) -> NodeProcess:
+        port, cluster_port = self._ports[number]
+        routes = [
+            self.links[number, other].address if (number, other) in self.links else ("127.0.0.1", ports[1])
+            for other, ports in self._ports.items()
+            if other != number
+        ]
+        configuration = (
+            f'version = 1\n[server]\nnode_id = {number}\nlisten = "127.0.0.1:{port}"\n'
+            f'data_dir = "{self.directory / f"node{number}"}"\n'
+            f'[cluster]\nname = "tests"\nlisten = "127.0.0.1:{cluster_port}"\n'
+            f"routes = {json.dumps([f'{host}:{port}' for host, port in routes])}\n"
+            f"forward = {json.dumps(number in self._forwarding)}\n"
+            f'bootstrap_node_id = 1\nshards = {self.shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
+            f"{_as_toml(self._s3.settings(self._prefix))}{self._settings}"
+        )
+        keywords = {} if self._command is None else {"command": self._command}
+        return NodeProcess(
+            number, self.directory, configuration, port, {**self._s3.environment, **self._extra}, **keywords
+        )
+
+    @property
+    def store(self) -> ObjectStoreSettings:
+        """The object store that all nodes share."""
+        node = self.nodes[1]
+        return object_store_settings(configuration.load(node.file, node.environment, []))
+
+    def add(self) -> NodeProcess:
+        """Another node, which is told of all the others; they learn of it by itself."""
+        number = max(self._ports) + 1
+        self._ports[number] = free_ports(2)
+        self.nodes[number] = self._node(number)
+        return self.nodes[number]
+
+    def start(self) -> Cluster:
+        for node in self.nodes.values():
+            node.start(wait=False)
+        for node in self.nodes.values():
+            node.wait_until_ready()
+        return self
+
+    def cut_off(self, number: int) -> None:
+        for pair, link in self.links.items():
+            if number in pair:
+                link.cut()
+
+    def mend(self) -> None:
+        for link in self.links.values():
+            link.mend()
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes.values()]
+
+    def status(self, number: int | None = None) -> dict[str, Any]:
+        candidates = [self.nodes[number]] if number is not None else list(self.nodes.values())
+        for node in candidates:
+            if node.is_running:
+                try:
+                    return dict(httpx.get(f"{node.url}/cluster/status", timeout=2.0).json())
+                except (httpx.TransportError, ValueError):
+                    continue
+        raise AssertionError("no node answers")
+
+    def leader(self, shard: int = 0, *, seconds: float = 30.0) -> NodeProcess:
+        """The node that leads, asked until one says so of itself."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for node in self.nodes.values():
+                if node.is_running:
+                    try:
+                        answer = httpx.get(f"{node.url}/cluster/status", timeout=1.0).json()
+                    except (httpx.TransportError, ValueError):
+                        continue
+                    if answer["shards"][shard]["role"] == "leading":
+                        return node
+            time.sleep(0.05)
+        raise AssertionError(f"shard {shard} has no leader")
+
+    def broker_leader(self, shard: int = 0) -> NodeProcess:
+        """The node whose broker leads the replicas of a shard's log."""
+        port = json.loads((self.leader(shard).data_dir / "broker" / "broker.json").read_text())["port"]
+        link = BrokerLink(BrokerSettings([f"nats://127.0.0.1:{port}"], USER, SECRET), "tests")
+        try:
+            link.wait(link.connect(), 10.0)
+            info = link.wait(link.call(f"STREAM.INFO.{log_names('tests', shard).stream}"), 10.0)
+        finally:
+            link.close()
+        return self.nodes[int(info["cluster"]["leader"].rpartition("-")[2])]
+
+    def followers(self, shard: int = 0) -> list[NodeProcess]:
+        leader = self.leader(shard)
+        return [node for node in self.nodes.values() if node is not leader]
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            if node.is_running:
+                node.resume()
+            node.kill_all()
+        for link in self.links.values():
+            link.stop()
+
+
+def _as_toml(settings: tuple[str, ...]) -> str:
+    """`section.key=value` settings as the sections of a file."""
+    sections: dict[str, list[str]] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        section, _, name = key.partition(".")
+        quoted = value if re.fullmatch(r"[0-9]+|true|false", value) else json.dumps(value)
+        sections.setdefault(section, []).append(f"{name} = {quoted}")
+    return "".join(f"[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def wait_until(
+    condition: Callable[[], object], what: str, seconds: float = 30.0, explain: Callable[[], str] = lambda: ""
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{explain()[-4000:]}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(directory: Path, s3: S3Server, **options: Any) -> Iterator[Cluster]:
+    cluster = Cluster(directory, s3, **options)
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
