@@ -44,7 +44,7 @@ def main() -> int:
             process.terminate()
         for process in reversed(processes):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(90)  # the last one finds no majority any more, and waits for it a while
         if "MILLSTREAM_CLUSTER_DIR" not in os.environ:
             shutil.rmtree(directory, ignore_errors=True)
 
