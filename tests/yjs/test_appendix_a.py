@@ -19,6 +19,7 @@ from millstream.protocol.lib0 import frame_update, split_frames
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, yjs_error
 from millstream.server.limits import ReadLimits
+from millstream.tiers.objects import ObjectStoreSettings
 from support.application import Answer, ask
 from support.fake_time import FakeClock, run, turns
 from support.server import ServerProcess
@@ -587,7 +588,7 @@ def in_process(folder: Path, scenario: Callable[[Application, FakeClock], Corout
 
     async def main() -> None:
         async with started(folder / "fake-time", clock) as driver:
-            await scenario(Application(driver.shard, ReadLimits()), clock)
+            await scenario(Application(driver.shard, ReadLimits(), ObjectStoreSettings("memory", Path(), {})), clock)
 
     run(main(), clock)
 
