@@ -11,6 +11,7 @@ from millstream.client.async_driver import run
 from millstream.client.conversation import Settings
 from millstream.client.errors import BadRequest, ClientError
 from millstream.client.producing import Batch, ProducerState, prepare, send_batch
+from millstream.tasks import end
 
 
 class AsyncIdempotentProducer:
@@ -98,9 +99,7 @@ class AsyncIdempotentProducer:
         """Stop without waiting; what is not acknowledged may or may not be written."""
         self._is_stopped = True
         lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
+        await end(*lanes)
 
     async def _finish(self) -> None:
         self._check()

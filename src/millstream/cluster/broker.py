@@ -24,6 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from millstream.errors import ConfigurationError
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.broker")
 
@@ -140,10 +141,7 @@ class Broker:
         self._watch = asyncio.get_running_loop().create_task(self._watch_forever())
 
     async def stop(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+        await end(self._watch)
         if self.pid:
             await self._end(self.pid)
             self._state_file.unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from millstream.clock import Clock
 from millstream.errors import ConfigurationError, MillstreamError, NotFound, Unavailable
 from millstream.log.broker_link import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE, BrokerLink, BrokerRefusal
 from millstream.log.jetstream_log import log_names, stream_configuration
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -211,9 +212,7 @@ class Membership:
     # -- what goes on ------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         self._tasks = []
 
     async def _renew_forever(self) -> None:

@@ -27,6 +27,7 @@ from millstream.log.broker_link import BrokerLink
 from millstream.log.jetstream_log import JetStreamLog, LogTail, LogTrimmed
 from millstream.shard.shard import Shard
 from millstream.streams.records import LeaderStarted
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -120,9 +121,7 @@ class Replica:
 
     async def abandon(self, timeout_seconds: float | None = None) -> None:
         """Follow no more and close the shard, whatever state it is in."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         self._tasks = []
         await self._link.ask(self._unsubscribe())
         await self.shard.stop(timeout_seconds)

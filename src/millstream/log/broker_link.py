@@ -24,6 +24,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from millstream.errors import MillstreamError, Unavailable
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.broker")
 
@@ -102,10 +103,7 @@ class BrokerLink:
 
     async def _close(self) -> None:
         await self.client.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
 
     # -- on the link's loop ----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from millstream.clock import Clock
 from millstream.errors import Corrupt, MillstreamError, NotLeader
 from millstream.log.broker_link import REQUEST_SECONDS, BrokerLink, Stored
 from millstream.log.interface import Done, LogBatch
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.log")
 
@@ -461,9 +462,7 @@ class JetStreamLog:
         deadline = loop.time() + CLOSE_SECONDS
         while self._in_flight and loop.time() < deadline:
             await asyncio.sleep(0.01)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         self._tasks = []
         if self._acknowledgements is not None:
             self._link.on_reconnect.remove(self._trouble.set)

@@ -34,6 +34,7 @@ from millstream.server.run import DataDirectory, flush_limits, object_store_sett
 from millstream.shard.restore import restore
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentSealed, decode_batch
+from millstream.tasks import end
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -426,9 +427,7 @@ class ClusterNode:
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop following, and stop the broker last: the others can do without us by then."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await asyncio.gather(*(self._stop_slot(slot, timeout_seconds) for slot in self._slots))
         if self._app is not None:
             self._app.close()

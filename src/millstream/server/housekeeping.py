@@ -13,8 +13,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final
+
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.housekeeping")
 
@@ -50,10 +51,7 @@ class Housekeeping:
             self._task = asyncio.get_running_loop().create_task(self._run_forever())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:

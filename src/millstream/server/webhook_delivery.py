@@ -18,6 +18,7 @@ import httptools
 from millstream import __version__
 from millstream.errors import MillstreamError, Unavailable
 from millstream.protocol.webhooks import checked_url, is_development_host, is_forbidden_address
+from millstream.tasks import end
 
 logger = logging.getLogger("millstream.webhooks")
 
@@ -47,9 +48,7 @@ class WebhookDelivery:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     async def _run(
         self,

@@ -11,7 +11,6 @@ are exact: a manifest names those that it brings, and only they are settled with
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from typing import Final, NamedTuple
@@ -24,6 +23,7 @@ from millstream.shard.restore import checkpoint_of, load_manifest, sealed_flush,
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentSealed
 from millstream.streams.state import Stream
+from millstream.tasks import end
 from millstream.tiers.catalog import Catalog, Checkpoint
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
@@ -75,10 +75,7 @@ class CatalogFollower:
     async def stop(self) -> None:
         """Give everything back that is not in the catalog: from here on this node flushes itself, or not at all."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end(task)
         async with self._flusher.lock:
             machine, hot = self._machine, self._hot
             for one in reversed(self._generations):

@@ -50,6 +50,7 @@ from millstream.streams.records import (
     span,
 )
 from millstream.streams.state import Stream
+from millstream.tasks import end
 from millstream.tiers.blobs import Blobs, Upload
 from millstream.tiers.catalog import Catalog, ColdTotals, decode_key
 from millstream.tiers.cold import ColdTier
@@ -225,9 +226,7 @@ class Shard:
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
         await self.catalog_follower.stop()
-        for task in (*self._tasks, *self._errands):
-            task.cancel()
-        await asyncio.gather(*self._tasks, *self._errands, return_exceptions=True)
+        await end(*self._tasks, *self._errands)
         await self.compaction.stop()
         try:
             if self.committer.failure is None:

@@ -26,6 +26,7 @@ from millstream.shard.reader import ColdPiece
 from millstream.shard.shard import Shard
 from millstream.streams.records import SnapshotRef
 from millstream.streams.state import Stream
+from millstream.tasks import end
 from millstream.tiers.blobs import Upload
 from millstream.tiers.hot import Messages
 from millstream.yjs.pipe import LENGTH, pack_records
@@ -83,9 +84,7 @@ class Compactor:
 
     async def stop(self) -> None:
         """Give up what is under way: nothing is lost by that, the next update after a restart asks again."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     async def _run(self) -> None:
         while self._waiting:
