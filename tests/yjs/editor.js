@@ -19,11 +19,24 @@ const browser = await chromium.launch({
   ],
 })
 
+// The first update of each page is long on its way: what is typed meanwhile must wait for it, and not be lost.
+function slowFirstUpdate() {
+  let isFirst = true
+  return async (route) => {
+    if (route.request().method() === "POST" && isFirst) {
+      isFirst = false
+      await new Promise((resolve) => setTimeout(resolve, 400))
+    }
+    await route.continue()
+  }
+}
+
 async function open(name) {
   const context = await browser.newContext({ viewport: { width: 1000, height: 640 } })
   const page = await context.newPage()
   const problems = []
   page.on("pageerror", (error) => problems.push(String(error)))
+  await page.route("**/docs/plan", slowFirstUpdate())
   await page.goto(`${url}?doc=plan&name=${name}`)
   await page.waitForSelector("#status[data-status=connected]")
   return { name, page, problems }

@@ -23,7 +23,6 @@ def built() -> None:
     assert (EXAMPLES / "editor" / "dist" / "index.html").exists(), "the editor is not built: run `make examples`"
 
 
-@pytest.mark.soak  # now and then a page stops sending what is typed; see docs/behaviour.md
 def test_two_people_see_both_texts_and_both_carets(tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     assert chromium is not None, "Chromium is missing: run `make examples`, or install it"
