@@ -62,6 +62,8 @@ logger = logging.getLogger("millstream.shard")
 TICK_SECONDS = 1.0
 WAKE_SLICE: Final = 64
 ALIVE_SLICE: Final = 256
+# Live readers of one stream that hear of an append before its writer does; more of them hear after it.
+WAKE_FIRST_MAX: Final = 8
 # Reads between two batches that leave the loop free enough to wait for the disk itself.
 QUIET_READS_MAX: Final = 8
 BACKPRESSURE_SHOWN_MS: Final = 5_000
@@ -581,6 +583,8 @@ class Shard:
                 changed[stream.incarnation] = stream
         self.measures.appends += appends
         if changed:
+            if len(changed) == 1 and self._listeners:
+                self._wake_few(next(iter(changed)))
             if not self._changed:
                 self._changed_at = monotonic_seconds()
             self._changed |= changed
@@ -665,6 +669,16 @@ class Shard:
     def _is_quiet(self) -> bool:
         reads, self._reads = self._reads, 0
         return reads <= QUIET_READS_MAX
+
+    def _wake_few(self, incarnation: int) -> None:
+        """Followers of one busy stream, if they are few, need not wait for the writer's answer.
+
+        They are woken again with everybody else, and then have nothing left to send.
+        """
+        listeners = self._listeners.get(incarnation, ())
+        if len(listeners) <= WAKE_FIRST_MAX:
+            for listener in tuple(listeners):
+                self._wake_one(listener)
 
     @staticmethod
     def _wake_one(listener: Listener) -> None:
