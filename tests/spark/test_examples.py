@@ -8,8 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import pytest
-
 from support.server import ServerProcess
 from support.spark_source import Streams
 
@@ -30,7 +28,6 @@ def load(name: str) -> ModuleType:
 def test_agent_runs_become_a_table_and_a_chart_and_live_totals(
     spark: SparkSession, own_server: ServerProcess, tmp_path: Path
 ) -> None:
-    pytest.importorskip("matplotlib")
     runs = load("agent_runs").main(own_server.url, tmp_path)
     rows = {row.stream: row for row in runs.collect()}
     assert len(rows) == 40
