@@ -24,7 +24,8 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentSealed
 from millstream.streams.state import Stream
 from millstream.tasks import end
-from millstream.tiers.catalog import Catalog, Checkpoint
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.manifests import Manifest, Replacement

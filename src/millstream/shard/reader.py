@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
-from millstream.tiers.catalog import FoundExtent
+from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier, Messages
 

@@ -52,7 +52,8 @@ from millstream.streams.records import (
 from millstream.streams.state import Stream
 from millstream.tasks import end
 from millstream.tiers.blobs import Blobs, Upload
-from millstream.tiers.catalog import Catalog, ColdTotals, decode_key
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import ColdTotals, decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals

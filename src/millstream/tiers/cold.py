@@ -24,7 +24,8 @@ from urllib.parse import quote, unquote
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
-from millstream.tiers.catalog import Catalog, FoundExtent
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.hot import Run, select
 from millstream.tiers.objects import Objects
 from millstream.tiers.segments import (

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from millstream.errors import NotFound
-from millstream.shard import flusher as module
-from millstream.tiers.catalog import Catalog, Checkpoint
+from millstream.shard import freezing as module
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint
 from support.fake_time import FakeClock, run, turns
 from support.shards import ShardDriver, key_of, started
 
