@@ -210,7 +210,7 @@ class Shard:
             logger.warning("the last flush took too long and is given up; the log keeps everything")
         except Exception as error:
             # Whatever it was, a store or a defect, the next start replays the log; files are let go of in any case.
-            logger.warning("the last flush failed, the log keeps everything: %s", error, exc_info=True)
+            logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
             self._log.close()
             self.flusher.close()
