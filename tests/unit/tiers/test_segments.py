@@ -258,3 +258,11 @@ def test_a_segment_of_a_later_format_is_refused_by_its_number(monkeypatch: pytes
 def test_the_checksum_is_that_of_the_whole_file(encoded: EncodedSegment) -> None:
     assert encoded.checksum == zlib.crc32(encoded.data)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(encoded.info), type=SegmentInfo) == encoded.info
+
+
+@given(some_runs(), st.sampled_from([b"", b",", b"--"]), st.data())
+def test_joined_messages_are_the_messages_joined(runs: list[StreamRun], separator: bytes, data: st.DataObject) -> None:
+    for group in row_groups(encode_segment(BUCKET, 0, runs)):
+        first = data.draw(st.integers(0, len(group.ends) - 1))
+        stop = data.draw(st.integers(first + 1, len(group.ends)))
+        assert bytes(group.joined(first, stop, separator)) == separator.join(group.messages(first, stop))
