@@ -180,7 +180,7 @@ class CatalogFollower:
         async with self._flusher.lock:
             if checkpoint.position <= self._catalog.position:
                 return
-            await loop.run_in_executor(self._flusher.thread, self._catalog.write, checkpoint)
+            await self._flusher.write_catalog(checkpoint)
             if manifest.removed_segments:
                 await loop.run_in_executor(self._flusher.thread, self._forget, set(manifest.removed_segments))
             brought = [(one.replaced, one.segments) for one in manifest.replacements]

@@ -19,6 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 from millstream.clock import Clock, monotonic_seconds
@@ -289,11 +290,29 @@ class Flusher:
         )
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self.thread, self._catalog.write, checkpoint)
+            await self.write_catalog(checkpoint)
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
         await loop.run_in_executor(self.thread, self._log.trim, frozen.position)
+
+    async def write_catalog(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint on the thread; where that needs the interpreter all the time, the loop waits a moment."""
+        loop = asyncio.get_running_loop()
+        steps = self._catalog.writing(checkpoint)
+        step = partial(next, steps, None)
+        try:
+            is_short = await loop.run_in_executor(self.thread, step)
+            while is_short is not None:
+                await asyncio.sleep(0)
+                if is_short:
+                    is_short = self.thread.submit(step).result()
+                else:
+                    is_short = await loop.run_in_executor(self.thread, step)
+        except BaseException:
+            # The transaction belongs to the thread, and ends there.
+            self.thread.submit(steps.close)
+            raise
 
     async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
         segments = [SealedSegment(one, (await self._cold.footer(one)).extents) for one in record.segments]

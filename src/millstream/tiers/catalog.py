@@ -19,9 +19,9 @@ exactly the log up to `position`, and the cold tier covers exactly that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import lmdb
 
@@ -57,9 +57,13 @@ from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
 from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream, Replacement, manifest_format
 from millstream.tiers.segments import Extent
 
+T = TypeVar("T")
+
 FORMAT: Final = 1
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
+# About half a millisecond of writing.
+SLICE_ROWS: Final = 128
 
 
 class Catalog:
@@ -139,30 +143,41 @@ class Catalog:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def write(self, checkpoint: Checkpoint) -> None:
+        """Replace what has changed, all or nothing."""
+        for _ in self.writing(checkpoint):
+            pass
+
+    def writing(self, checkpoint: Checkpoint) -> Generator[bool, None, None]:
+        """The same in steps, all of them for one thread: each tells whether the next is short and never waits.
+
+        Every call of LMDB lets go of the interpreter; a thread that has to win it back from a busy loop after each of a
+        hundred thousand takes a minute for what is a second's work. So the loop had better wait for the short ones.
+        """
         with self._environment.begin(write=True) as transaction:
+            yield True
             for flush in checkpoint.flushes:
-                self._add_flush(transaction, flush)
-            for incarnation, name in checkpoint.removed:
-                # The name may belong to a successor by now; its row is then in this same checkpoint.
-                transaction.delete(name, db=self._streams)
-                transaction.delete(incarnation, db=self._incarnations)
-                transaction.delete(incarnation, db=self._expiring)
-                self._drop_extents(transaction, incarnation, None, checkpoint.now_ms)
-            for number, earliest in checkpoint.trimmed:
-                self._drop_extents(transaction, u64(number), earliest, checkpoint.now_ms)
+                yield from self._add_flush(transaction, flush)
+            for removed in batched(checkpoint.removed, SLICE_ROWS):
+                for incarnation, name in removed:
+                    # The name may belong to a successor by now; its row is then in this same checkpoint.
+                    transaction.delete(name, db=self._streams)
+                    transaction.delete(incarnation, db=self._incarnations)
+                    transaction.delete(incarnation, db=self._expiring)
+                    self._drop_extents(transaction, incarnation, None, checkpoint.now_ms)
+                yield True
+            for trimmed in batched(checkpoint.trimmed, SLICE_ROWS):
+                for number, earliest in trimmed:
+                    self._drop_extents(transaction, u64(number), earliest, checkpoint.now_ms)
+                yield True
             for blob in checkpoint.freed_blobs:
                 transaction.delete(blob, db=self._blobs)
-            for stream in checkpoint.streams:
-                if stream.blob is not None:
-                    transaction.put(stream.blob, b"", db=self._blobs)
-                transaction.put(stream.name, stream.row, db=self._streams)
-                incarnation = u64(stream.incarnation)
-                # An incarnation keeps its name: what is there already need not be written again.
-                transaction.put(incarnation, stream.name, overwrite=False, db=self._incarnations)
-                if stream.expires:
-                    transaction.put(incarnation, stream.name, overwrite=False, db=self._expiring)
+            for streams in batched(checkpoint.streams, SLICE_ROWS):
+                for stream in streams:
+                    self._put_stream(transaction, stream)
+                yield True
             for name, row in checkpoint.singletons.items():
                 transaction.put(name, row, db=self._singletons)
+            yield False
             # Last: which of the new segments' messages are alive is a question to the rows as they are now.
             for replacement in checkpoint.replacements:
                 self._replace(transaction, replacement, checkpoint.now_ms)
@@ -170,7 +185,18 @@ class Catalog:
             transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
         self.position = checkpoint.position
 
-    def _add_flush(self, transaction: Any, flush: SealedFlush) -> None:
+    def _put_stream(self, transaction: Any, stream: ManifestStream) -> None:
+        if stream.blob is not None:
+            transaction.put(stream.blob, b"", db=self._blobs)
+        transaction.put(stream.name, stream.row, db=self._streams)
+        if stream.incarnation < self.position and not stream.expires:
+            return  # an incarnation keeps its name, and the catalog has it since the checkpoint after its creation
+        incarnation = u64(stream.incarnation)
+        transaction.put(incarnation, stream.name, overwrite=False, db=self._incarnations)
+        if stream.expires:
+            transaction.put(incarnation, stream.name, overwrite=False, db=self._expiring)
+
+    def _add_flush(self, transaction: Any, flush: SealedFlush) -> Iterator[bool]:
         number = self._last_segment(transaction)
         numbers = []
         for segment, extents in flush.segments:
@@ -178,10 +204,12 @@ class Catalog:
             numbers.append(number)
             row = SegmentRow(segment, segment.payload_bytes)
             transaction.put(u32(number), encode_row(row), db=self._segments)
-            for extent in extents:
-                where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
-                key = u64(extent.incarnation) + u64(extent.offset_start)
-                transaction.put(key, encode_row(where), db=self._extents)
+            for some in batched(extents, SLICE_ROWS):
+                for extent in some:
+                    where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
+                    key = u64(extent.incarnation) + u64(extent.offset_start)
+                    transaction.put(key, encode_row(where), db=self._extents)
+                yield True
         row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)
         transaction.put(u64(flush.through), encode_row(row_of_flush), db=self._flushes)
 
@@ -434,6 +462,11 @@ class Catalog:
 
     def close(self) -> None:
         self._environment.close()
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def is_within(segment: SegmentRef, first: int, through: int) -> bool:
