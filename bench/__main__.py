@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import resource
 import sys
 import tempfile
@@ -41,6 +42,8 @@ def main() -> int:
         data_parent=arguments.data_parent,
         streams=arguments.streams,
         large_mib=arguments.large_mib,
+        parts=arguments.part or (),
+        prepared=arguments.prepared,
     )
     _allow_many_files()
     try:
@@ -68,7 +71,7 @@ def main() -> int:
             results.environment = surroundings
         if not arguments.no_write:
             # After each one, so that what ends a later one does not take the earlier ones with it.
-            merged = _merged(collected)
+            merged = _merged(collected, is_partial=bool(plan.parts))
             shown = {name for results in merged for name in results.servers()}
             report.write(merged, [one for one in skipped if one.name not in shown], RESULTS)
     if not arguments.no_write:
@@ -77,9 +80,16 @@ def main() -> int:
     return 0 if all(_is_valid(results) for results in collected) else 2
 
 
-def _merged(collected: list[report.Results]) -> list[report.Results]:
-    """What was measured now, with what an earlier run has left of the other benchmarks."""
-    found = {results.name: results for results in (*report.read(RESULTS), *collected)}
+def _merged(collected: list[report.Results], *, is_partial: bool) -> list[report.Results]:
+    """What was measured now, with what an earlier run has left of the other benchmarks and of their other parts."""
+    found = {results.name: results for results in report.read(RESULTS)}
+    for results in collected:
+        earlier = found.get(results.name)
+        if is_partial and earlier is not None:
+            wanted = {goal.case for goal in results.goals}
+            kept = {case: row for case, row in earlier.cells.items() if case in wanted}
+            results = dataclasses.replace(results, cells=kept | results.cells)
+        found[results.name] = results
     return [found[name] for name in BENCHMARKS if name in found]
 
 
@@ -100,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--large-mib", type=int, default=Plan.large_mib, help="size of the large stream of cold, MiB (%(default)s)"
+    )
+    parser.add_argument(
+        "--part", action="append", choices=cold.PARTS, help="only this part of cold; may be repeated, the others stay"
+    )
+    parser.add_argument(
+        "--prepared", type=Path, help="where cold and buckets find, or make and leave, what takes long to make"
     )
     parser.add_argument("--peer", action="append", help="only this server; may be repeated")
     parser.add_argument("--json", action="store_true", help="print everything measured as JSON instead of the overview")

@@ -1,4 +1,7 @@
-"""A data directory with very many streams: made once in a run, as that takes minutes, and used by all who need it."""
+"""Data directories that take minutes to make: made once in a run and used by all who need them.
+
+With `--prepared DIR` they are made there and stay, and later runs find them.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,17 @@ import atexit
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import filling
 from bench.measurement import OURS, Plan, progress
 from bench.peers import Server, millstream
 
-# Few streams in memory, and what is new soon out of it: the streams are many, the memory need not be.
-SETTINGS = ("cold.flush_interval=2s", "hot.keep_bytes=0B", "hot.resident_streams_max=20000")
 STREAMS_QUICK = 50_000
+MADE = "made"  # a file that says a directory is complete
 
-
-@dataclass(frozen=True)
-class _Made:
-    directory: Path
-    seconds: float
-
-
-_made: dict[int, _Made] = {}
+_temporary: dict[str, Path] = {}
 
 
 def size(plan: Plan) -> int:
@@ -34,29 +28,43 @@ def size(plan: Plan) -> int:
 
 @contextlib.contextmanager
 def running(plan: Plan) -> Iterator[tuple[Server, float]]:
-    """A server with that many streams, named 0, 1, 2 …, and the seconds it took to create them."""
+    """A server with that many streams, named 0, 1, 2 …, and the seconds it took to create them (0 if not now)."""
     streams = size(plan)
-    if streams not in _made:
-        _made[streams] = _make(plan.data_parent, streams)
-    made = _made[streams]
-    server = Server(millstream(OURS, *SETTINGS), made.directory)
+    directory = _directory(plan, f"{streams}-streams")
+    server = Server(millstream(OURS), directory)
     try:
+        seconds = 0.0
+        if not (directory / MADE).exists():
+            server.start()
+            progress(f"creating {streams:,} streams")
+            seconds = filling.create_streams(server, streams)
+            filling.await_flushed(server)
+            server.stop()
+            (directory / MADE).touch()
+            progress(f"created {streams:,} streams in {seconds:.0f} s")
         server.start(server.path(streams - 1))
-        yield server, made.seconds
+        yield server, seconds
     finally:
         server.stop()
 
 
-def _make(parent: Path, streams: int) -> _Made:
-    directory = Path(tempfile.mkdtemp(prefix="millstream-bench-", dir=parent))
-    atexit.register(shutil.rmtree, directory)
-    server = Server(millstream(OURS, *SETTINGS), directory)
+@contextlib.contextmanager
+def large(plan: Plan, settings: Sequence[str]) -> Iterator[Server]:
+    """A server for one large stream, which may be there already."""
+    server = Server(millstream(OURS, *settings), _directory(plan, "large"))
     try:
         server.start()
-        progress(f"creating {streams:,} streams")
-        seconds = filling.create_streams(server, streams)
-        filling.await_flushed(server)
+        yield server
     finally:
         server.stop()
-    progress(f"created {streams:,} streams in {seconds:.0f} s")
-    return _Made(directory, seconds)
+
+
+def _directory(plan: Plan, name: str) -> Path:
+    if plan.prepared is not None:
+        directory = plan.prepared / name
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+    if name not in _temporary:
+        _temporary[name] = Path(tempfile.mkdtemp(prefix="millstream-bench-", dir=plan.data_parent))
+        atexit.register(shutil.rmtree, _temporary[name])
+    return _temporary[name]

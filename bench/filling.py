@@ -26,6 +26,7 @@ RECEIVE_BYTES = 1 << 16
 POOL_BYTES = 8 << 20
 # Longer than the flush intervals that are used, so that no flush in between means there is nothing to flush.
 SETTLE_SECONDS = 3.0
+BACKLOG_SECONDS = 0.2
 STATUS_LINE = b"HTTP/1.1 "
 
 
@@ -97,6 +98,18 @@ def await_flushed(server: Server, seconds_max: float = 180.0) -> dict[str, float
             flushes = stats["flush_count"]
             time.sleep(SETTLE_SECONDS)
     raise Invalid(f"still not flushed after {seconds_max:.0f} s")
+
+
+def await_backlog(server: Server, bytes_max: int, seconds_max: float) -> None:
+    """Wait until no more than so many bytes are left to flush."""
+    deadline = time.monotonic() + seconds_max
+    with Client(server) as client:
+        while time.monotonic() < deadline:
+            stats = json.loads(client.request("GET", "/cluster/hot-cold-stats").body)
+            if stats["flush_backlog_bytes"] <= bytes_max:
+                return
+            time.sleep(BACKLOG_SECONDS)
+    raise Invalid(f"more than {bytes_max} bytes are still not flushed after {seconds_max:.0f} s")
 
 
 class Payloads:

@@ -30,7 +30,9 @@ class Plan:
     is_quick: bool
     data_parent: Path
     streams: int = 1_000_000
-    large_mib: int = 4096
+    large_mib: int = 20480
+    parts: Sequence[str] = ()
+    prepared: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def wire(node: Node, fuse: Fuse) -> None:
     """Put the fuse before and after each step of a flush."""
     shard: Any = node.shard
     objects, committer, catalog, log = shard.cold.objects, shard.committer, shard._catalog, shard._log
-    put, submit, write, trim = objects.put, committer.submit_and_wait, catalog.write, log.trim
+    put, submit, write, trim = objects.put, committer.submit_and_wait, catalog.writing, log.trim
     kinds = {"segments": "segment", "notes": "notes", "manifests": "manifest"}
 
     async def put_between(path: str, data: bytes | Path) -> None:
@@ -79,9 +80,9 @@ def wire(node: Node, fuse: Fuse) -> None:
         fuse.pass_by("after the seal")
         return outcome
 
-    def write_between(checkpoint: object) -> None:
+    def write_between(checkpoint: object) -> Generator[bool, None, None]:
         fuse.pass_by("before the catalog write")
-        write(checkpoint)
+        yield from write(checkpoint)
         fuse.pass_by("after the catalog write")
 
     def trim_between(position: int) -> None:
@@ -91,7 +92,7 @@ def wire(node: Node, fuse: Fuse) -> None:
 
     objects.put = put_between
     committer.submit_and_wait = submit_between
-    catalog.write = write_between
+    catalog.writing = write_between
     log.trim = trim_between
 
 

@@ -84,7 +84,7 @@ class Replica:
         self._subscriptions: list[Any] = []
         self.on_outdated: Callable[[], None] = lambda: None
         shard.is_current = self.is_current
-        shard.on_touched = self._forward_touches
+        shard.deadlines.on_touched = self._forward_touches
         shard.committer.on_failure = self._leave.set
         shard.committer.refuse(NotLeader("this node has not caught up yet"))
 
@@ -277,4 +277,4 @@ class Replica:
     async def _touched_elsewhere(self, message: Msg) -> None:
         if self.role == "leading":
             with contextlib.suppress(msgspec.MsgspecError):
-                self._loop.call_soon_threadsafe(self.shard.touched_elsewhere, _TOUCHES.decode(message.data))
+                self._loop.call_soon_threadsafe(self.shard.deadlines.touched_elsewhere, _TOUCHES.decode(message.data))

@@ -9,7 +9,7 @@ import msgspec
 
 from millstream.errors import MillstreamError
 from millstream.protocol.keys import StreamKey
-from millstream.tiers.catalog import StreamRow, decode_key
+from millstream.tiers.catalog_rows import StreamRow, decode_key
 from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, decode_manifest, longest_chain
 from millstream.tiers.objects import Objects
 

@@ -56,7 +56,9 @@ def checked_key(bucket: str, stream: str) -> StreamKey:
         raise InvalidRequest("the path names no stream", code="invalid_path")
     if ".." in bucket or ".." in stream:
         raise InvalidRequest("a stream name must not contain '..'", code="invalid_path")
-    size = len(bucket.encode()) + 1 + len(stream.encode())
+    size = len(bucket) + 1 + len(stream)
+    if not (bucket.isascii() and stream.isascii()):
+        size = len(bucket.encode()) + 1 + len(stream.encode())
     if size > KEY_BYTES_MAX:
         raise InvalidRequest(
             f"bucket and stream name together take {size} bytes",

@@ -91,7 +91,7 @@ def _route(path: bytes) -> Route:
     if path.startswith(V1_ROOT):
         if path == _CONTROL_ROOT or path.startswith(_CONTROL_ROOT + b"/"):
             return Route("control")
-        return Route("stream", key=stream_key_of(path))
+        return Route("stream", (), stream_key_of(path))
     if path.startswith(YJS_ROOT):
         return Route("yjs", (parse_document(path),))
     segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]

@@ -21,7 +21,8 @@ from millstream.server.later import reply_later
 from millstream.server.live import Follower, LiveReaders, LongPoll
 from millstream.server.messages import Request, Response, parse_query
 from millstream.shard.feed import FeedItem, FeedPage
-from millstream.shard.shard import Shard, bucket_topic
+from millstream.shard.listeners import bucket_topic
+from millstream.shard.shard import Shard
 from millstream.tiers.segments import SCHEMA as SEGMENT_SCHEMA
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"

@@ -20,8 +20,9 @@ from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
 from millstream.server.limits import ReadLimits
 from millstream.server.messages import Request, Sink
 from millstream.server.metrics import Metrics
+from millstream.shard.listeners import Topic
 from millstream.shard.reader import ReadResult
-from millstream.shard.shard import Shard, Topic
+from millstream.shard.shard import Shard
 from millstream.streams.state import Stream
 
 logger = logging.getLogger("millstream.server")
@@ -53,7 +54,7 @@ class LiveReaders:
     def check_room(self, topic: Topic) -> None:
         if (
             len(self.live) >= self.limits.live_readers_max
-            or self.shard.listener_count(topic) >= self.limits.live_readers_per_stream_max
+            or self.shard.listeners.count(topic) >= self.limits.live_readers_per_stream_max
         ):
             raise Unavailable("there are too many live reads", code="too_many_live_readers", retry_after_seconds=5)
 
@@ -91,7 +92,7 @@ class LongPoll:
         self._is_ready = is_ready
         self._done = done
         readers.live.add(self)
-        readers.shard.listen(topic, self)
+        readers.shard.listeners.listen(topic, self)
         self._timer = asyncio.get_running_loop().call_later(readers.limits.long_poll_seconds, self._finish)
 
     def wake(self) -> None:
@@ -107,7 +108,7 @@ class LongPoll:
 
     def cancel(self) -> None:
         self._timer.cancel()
-        self._readers.shard.unlisten(self._topic, self)
+        self._readers.shard.listeners.unlisten(self._topic, self)
         self._readers.live.discard(self)
 
 
@@ -135,7 +136,7 @@ class Follower:
     def start(self, sink: Sink) -> None:
         self._sink = sink
         self._readers.live.add(self)
-        self._readers.shard.listen(self._topic, self)
+        self._readers.shard.listeners.listen(self._topic, self)
         loop, limits = asyncio.get_running_loop(), self._readers.limits
         lifetime = loop.call_later(limits.sse_lifetime_seconds, self._finish)
         heartbeat = loop.call_later(limits.sse_heartbeat_seconds, self._beat)
@@ -194,7 +195,7 @@ class Follower:
                 timer.cancel()
             if self._fetching is not None and self._fetching is not asyncio.current_task():
                 self._fetching.cancel()
-            self._readers.shard.unlisten(self._topic, self)
+            self._readers.shard.listeners.unlisten(self._topic, self)
             self._readers.live.discard(self)
 
 

@@ -65,7 +65,7 @@ class SnapshotApi:
 
     def read(self, request: Request, key: StreamKey, token: str) -> None:
         stream = self._shard.get(key)
-        self._shard.touch(stream)
+        self._shard.deadlines.touch(stream)
         snapshot = self._snapshot(stream, parse_offset(token))
         fields = b"content-type: %b\r\n" % snapshot.content_type.encode("latin-1") + self._fields(stream, snapshot)
         body = GeneratedBody(self._shard.blobs.read(snapshot.blob, snapshot.size))
@@ -107,7 +107,7 @@ class SnapshotApi:
                 hint="follow with GET and live=sse from Stream-Next-Offset",
             )
         stream = self._shard.get(key)
-        self._shard.touch(stream)
+        self._shard.deadlines.touch(stream)
         snapshot = stream.snapshot
         boundary = boundary_from(self._shard.clock.random_bytes(16))
         fields = (

@@ -163,7 +163,7 @@ class StreamApi:
         offset = None if token == NOW_TOKEN else _start_offset(token)
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         stream = self._shard.get(key)
-        self._shard.touch(stream)
+        self._shard.deadlines.touch(stream)
         if offset is not None:
             self._shard.check_retained(stream, offset)
         if live == "sse":

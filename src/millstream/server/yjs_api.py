@@ -22,7 +22,8 @@ from millstream.server.error_map import error_response, yjs_error
 from millstream.server.live import LiveReaders, LongPoll
 from millstream.server.messages import Request, Response, parse_query
 from millstream.server.stream_api import StreamApi
-from millstream.shard.shard import Shard, bucket_topic
+from millstream.shard.listeners import bucket_topic
+from millstream.shard.shard import Shard
 from millstream.streams.commands import CreateStream
 from millstream.streams.state import Stream
 from millstream.yjs.compaction import CompactionLimits, Compactor
@@ -105,7 +106,7 @@ class YjsApi:
                 code="snapshot_not_found",
                 hint="ask for the present one with offset=snapshot",
             )
-        self._shard.touch(stream)
+        self._shard.deadlines.touch(stream)
         # One more than the snapshot's own offset, as clients expect; a read there still returns whole messages, and
         # none is so short that it could be passed over.
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\n" % (

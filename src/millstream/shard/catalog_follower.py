@@ -24,7 +24,8 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentSealed
 from millstream.streams.state import Stream
 from millstream.tasks import end
-from millstream.tiers.catalog import Catalog, Checkpoint
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.manifests import Manifest, Replacement
@@ -179,7 +180,7 @@ class CatalogFollower:
         async with self._flusher.lock:
             if checkpoint.position <= self._catalog.position:
                 return
-            await loop.run_in_executor(self._flusher.thread, self._catalog.write, checkpoint)
+            await self._flusher.write_catalog(checkpoint)
             if manifest.removed_segments:
                 await loop.run_in_executor(self._flusher.thread, self._forget, set(manifest.removed_segments))
             brought = [(one.replaced, one.segments) for one in manifest.replacements]

@@ -16,7 +16,8 @@ from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
-from millstream.tiers.catalog import Catalog, FlushRow, is_within
+from millstream.tiers.catalog import Catalog, is_within
+from millstream.tiers.catalog_rows import FlushRow
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Entry, Journals

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from functools import partial
 from typing import Final, NamedTuple
 
 from millstream.clock import Clock, monotonic_seconds
@@ -28,39 +27,27 @@ from millstream.errors import MillstreamError
 from millstream.log.interface import Log
 from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
+from millstream.shard.freezing import SLICE_STREAMS, Frozen, freeze, gather, thaw
+from millstream.shard.segmenting import encode, reference, segments_of
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
+from millstream.streams.records import SegmentSealed, SegmentsReplaced
 from millstream.tiers.blobs import Blobs
-from millstream.tiers.catalog import (
-    Catalog,
-    Checkpoint,
-    EncodedStream,
-    SealedFlush,
-    SealedReplacement,
-    SealedSegment,
-    encode_key,
-    encode_singletons,
-    encode_stream,
-)
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint, SealedFlush, SealedReplacement, SealedSegment
 from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_path
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import (
-    FeedNote,
     Manifest,
     ManifestFlush,
-    ManifestStream,
     Replacement,
     encode_manifest,
     encode_notes,
     manifest_format,
 )
-from millstream.tiers.segments import EncodedSegment, StreamRun, encode_segment
 
 logger = logging.getLogger("millstream.flush")
 
-SLICE_STREAMS: Final = 256
-SEGMENT_BYTES: Final = 64 << 20
 RETRY_SECONDS: Final = (1.0, 30.0)
 MANIFESTS_PER_FULL: Final = 256
 FULL_PART_STREAMS: Final = 50_000
@@ -73,25 +60,6 @@ class FlushLimits(NamedTuple):
     keep_bytes: int  # flushed messages stay in memory as long as all of memory's messages take no more than this
     pressure_bytes: int  # when memory's messages take more than this, a flush is due at once
     resident_streams_max: int
-
-
-class _Frozen(NamedTuple):
-    """The state at a position, and what leads up to it."""
-
-    position: int
-    first_position: int
-    rows: list[EncodedStream]
-    removed: list[tuple[int, bytes]]
-    freed_blobs: list[str]
-    trimmed: list[tuple[int, int]]
-    singletons: dict[bytes, bytes]
-    runs: list[StreamRun]
-    notes: list[FeedNote]
-    incarnations: set[int]
-    unflushed_bytes: int
-    removed_segments: list[str]
-    replaced: list[SegmentsReplaced]
-    records_applied: int
 
 
 class Flusher:
@@ -206,14 +174,18 @@ class Flusher:
                 return self._catalog.position
             started = monotonic_seconds()
             await self.index_sealed()
-            frozen = self._freeze()
+            position = self._committer.applied_position
+            first_position = max(self._machine.flushed, self._catalog.position)
+            frozen = freeze(self._machine, self._hot, self._journals, first_position, position)
+            removed_segments, self.removed_segments = self.removed_segments, []
             try:
-                await self._gather(frozen)
-                flush, manifest = await self._store(frozen)
+                await gather(frozen, self._machine, self._hot)
+                flush, manifest = await self._store(frozen, removed_segments)
                 await self._seal(frozen, flush, manifest)
                 await self._commit(frozen)
             except BaseException:
-                self._thaw(frozen)
+                thaw(frozen, self._machine, self._hot)
+                self.removed_segments += removed_segments
                 self.measures.flush_failures += 1
                 raise
             finally:
@@ -229,121 +201,32 @@ class Flusher:
             await self._consolidate()
             return frozen.position
 
-    # -- freezing ------------------------------------------------------------------------------------------
-
-    def _freeze(self) -> _Frozen:
-        """Mark the present as the state to be stored; nothing is encoded yet."""
-        machine, hot = self._machine, self._hot
-        position = self._committer.applied_position
-        first_position = max(machine.flushed, self._catalog.position)
-        rows: list[EncodedStream] = []
-        machine.frozen = dict(machine.dirty)
-        machine.freezing, machine.dirty = machine.dirty, {}
-        machine.removing, machine.removed = machine.removed, {}
-        machine.before_change = lambda stream: rows.append(encode_stream(stream))
-        freed_blobs, machine.freed_blobs = machine.freed_blobs, []
-        incarnations, hot.unflushed = hot.unflushed, set()
-        unflushed_bytes, hot.unflushed_bytes = hot.unflushed_bytes, 0
-        removed_segments, self.removed_segments = self.removed_segments, []
-        replaced, machine.replaced = machine.replaced, []
-        return _Frozen(
-            position=position,
-            first_position=first_position,
-            rows=rows,
-            removed=[(incarnation, encode_key(key)) for incarnation, key in machine.removing.items()],
-            freed_blobs=freed_blobs,
-            trimmed=[
-                (stream.incarnation, stream.earliest)
-                for stream in machine.frozen.values()
-                if stream.earliest and not stream.forks
-            ],
-            singletons=encode_singletons(machine),
-            runs=[],
-            notes=[
-                FeedNote(bucket, at + note.after, note.event, note.stream, note.at_ms, note.offset, note.content_type)
-                for bucket, at, note in self._journals.notes_between(first_position, position)
-            ],
-            incarnations=incarnations,
-            unflushed_bytes=unflushed_bytes,
-            removed_segments=removed_segments,
-            replaced=replaced,
-            records_applied=machine.records_applied,
-        )
-
-    async def _gather(self, frozen: _Frozen) -> None:
-        """Encode the frozen rows and collect the messages, a slice at a time between requests."""
-        freezing = self._machine.freezing
-        while freezing:
-            for _ in range(min(SLICE_STREAMS, len(freezing))):
-                frozen.rows.append(encode_stream(freezing.popitem()[1]))
-            await asyncio.sleep(0)
-        for count, incarnation in enumerate(frozen.incarnations, 1):
-            run = self._run(incarnation, frozen.first_position, frozen.position)
-            if run is not None:
-                frozen.runs.append(run)
-            if count % SLICE_STREAMS == 0:
-                await asyncio.sleep(0)
-
-    def _run(self, incarnation: int, first_position: int, position: int) -> StreamRun | None:
-        """A stream's messages between two positions; they may be gone if the stream is."""
-        tail = self._hot.tails.get(incarnation)
-        stream = self._machine.by_incarnation(incarnation)
-        if tail is None or stream is None:
-            return None
-        chosen = tail.between(first_position, position)
-        if not chosen:
-            return None
-        first, stop = chosen.start, chosen.stop
-        return StreamRun(
-            stream.key,
-            incarnation,
-            stream.content_type,
-            tail.message_start(first),
-            tail.messages[first:stop],
-            tail.ends[first:stop],
-            tail.positions[first:stop],
-            tail.times[first:stop],
-        )
-
-    def _thaw(self, frozen: _Frozen) -> None:
-        """The flush failed: all of it is still to be done."""
-        machine, hot = self._machine, self._hot
-        machine.freezing = {}
-        machine.removed = machine.removing | machine.removed
-        machine.freed_blobs = frozen.freed_blobs + machine.freed_blobs
-        machine.dirty = {i: s for i, s in machine.frozen.items() if i not in machine.removed} | machine.dirty
-        hot.unflushed |= {incarnation for incarnation in frozen.incarnations if incarnation in hot.tails}
-        hot.unflushed_bytes += frozen.unflushed_bytes
-        self.removed_segments += frozen.removed_segments
-        machine.replaced = frozen.replaced + machine.replaced
-
     # -- storing -------------------------------------------------------------------------------------------
 
-    async def _store(self, frozen: _Frozen) -> tuple[SealedFlush, str]:
+    async def _store(self, frozen: Frozen, removed_segments: list[str]) -> tuple[SealedFlush, str]:
         """Put everything that is new into the object store; returns it with the name of its manifest."""
         segments: list[SealedSegment] = []
         written: list[str] = []
-        loop = asyncio.get_running_loop()
 
-        async def put(path: str, data: bytes) -> str:
+        async def put(path: str, data: bytes | memoryview) -> str:
             written.append(path)
             self.made.add(path)
             await self._cold.objects.put(path, data)
             return path
 
         try:
-            for bucket, runs in _segments_of(frozen.runs):
-                encoded = await loop.run_in_executor(self.thread, encode_segment, bucket, self._shard, runs)
+            async for bucket, runs in segments_of(frozen.runs):
+                encoded = await encode(bucket, self._shard, runs, self.thread)
                 first, random = encoded.info.first_position, self._clock.random_bytes(8)
                 path = await put(segment_path(bucket, runs[0].times[0], self._shard, first, random), encoded.data)
-                segments.append(SealedSegment(_reference(path, encoded), encoded.extents))
+                segments.append(SealedSegment(reference(path, encoded), encoded.extents))
             notes = ""
             if frozen.notes:
                 notes = notes_path(self._shard, frozen.position, self._clock.random_bytes(8))
                 await put(notes, encode_notes(frozen.notes))
             flush = SealedFlush(frozen.position, frozen.first_position, notes, segments)
             manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
-            await put(manifest, encode_manifest(self._manifest(frozen, flush)))
+            await put(manifest, encode_manifest(self._manifest(frozen, flush, removed_segments)))
         except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
             await self._discard(written)
             raise
@@ -356,7 +239,7 @@ class Flusher:
             except MillstreamError:
                 return  # the store is down; what is left there is found and removed at the next start
 
-    def _manifest(self, frozen: _Frozen, flush: SealedFlush) -> Manifest:
+    def _manifest(self, frozen: Frozen, flush: SealedFlush, removed_segments: list[str]) -> Manifest:
         replacements = [Replacement(record.replaced, record.segments) for record in frozen.replaced]
         return Manifest(
             manifest_format(replacements, []),
@@ -370,18 +253,15 @@ class Flusher:
                 ManifestFlush(one.first_position, one.through, one.notes, [sealed.segment for sealed in one.segments])
                 for one in (*self._sealed, flush)
             ],
-            frozen.removed_segments,
-            [
-                ManifestStream(int.from_bytes(row.incarnation, "big"), row.name, row.row, row.expires, row.blob)
-                for row in frozen.rows
-            ],
+            removed_segments,
+            frozen.rows,
             frozen.removed,
             frozen.trimmed,
             {name.decode(): row for name, row in frozen.singletons.items()},
             replacements,
         )
 
-    async def _seal(self, frozen: _Frozen, flush: SealedFlush, manifest: str) -> None:
+    async def _seal(self, frozen: Frozen, flush: SealedFlush, manifest: str) -> None:
         segments = [sealed.segment for sealed in flush.segments]
         now_ms = self._clock.now_ms()
         record = SegmentSealed(frozen.first_position, frozen.position, now_ms, manifest, flush.notes, segments)
@@ -394,7 +274,7 @@ class Flusher:
         self._machine.sealed = [record for record in self._machine.sealed if record.through != flush.through]
         self._sealed.append(flush)
 
-    async def _commit(self, frozen: _Frozen) -> None:
+    async def _commit(self, frozen: Frozen) -> None:
         replacements = [await self._indexed(record) for record in frozen.replaced]
         flushes, self._sealed = self._sealed, []
         checkpoint = Checkpoint(
@@ -410,17 +290,35 @@ class Flusher:
         )
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self.thread, self._catalog.write, checkpoint)
+            await self.write_catalog(checkpoint)
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
         await loop.run_in_executor(self.thread, self._log.trim, frozen.position)
 
+    async def write_catalog(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint on the thread; where that needs the interpreter all the time, the loop waits a moment."""
+        loop = asyncio.get_running_loop()
+        steps = self._catalog.writing(checkpoint)
+        step = partial(next, steps, None)
+        try:
+            is_short = await loop.run_in_executor(self.thread, step)
+            while is_short is not None:
+                await asyncio.sleep(0)
+                if is_short:
+                    is_short = self.thread.submit(step).result()
+                else:
+                    is_short = await loop.run_in_executor(self.thread, step)
+        except BaseException:
+            # The transaction belongs to the thread, and ends there.
+            self.thread.submit(steps.close)
+            raise
+
     async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
         segments = [SealedSegment(one, (await self._cold.footer(one)).extents) for one in record.segments]
         return SealedReplacement(record.replaced, segments)
 
-    async def _delete_freed_blobs(self, frozen: _Frozen) -> None:
+    async def _delete_freed_blobs(self, frozen: Frozen) -> None:
         for blob in frozen.freed_blobs:
             try:
                 await self._blobs.delete(blob)
@@ -479,98 +377,3 @@ class Flusher:
 
     def close(self) -> None:
         self.thread.shutdown()
-
-
-def _segments_of(runs: list[StreamRun]) -> Iterator[tuple[str, list[StreamRun]]]:
-    """The runs by bucket and day, cut so that no segment grows beyond its limit."""
-    groups: dict[tuple[str, str], list[StreamRun]] = {}
-    for run in runs:
-        for piece in _by_day(run):
-            day = datetime.fromtimestamp(piece.times[0] / 1000, UTC).date().isoformat()
-            groups.setdefault((run.key.bucket, day), []).append(piece)
-    for (bucket, _), pieces in sorted(groups.items()):
-        pieces.sort(key=lambda run: (run.key.stream, run.incarnation, run.start))
-        chosen: list[StreamRun] = []
-        size = 0
-        for piece in pieces:
-            length = piece.ends[-1] - piece.start
-            if chosen and size + length > SEGMENT_BYTES:
-                yield bucket, chosen
-                chosen, size = [], 0
-            chosen.append(piece)
-            size += length
-        yield bucket, chosen
-
-
-def _by_day(run: StreamRun) -> Iterator[StreamRun]:
-    """A run cut at midnights; nearly always one piece."""
-    day_ms = 86_400_000
-    first = 0
-    while first < len(run.times):
-        midnight = (run.times[first] // day_ms + 1) * day_ms
-        stop = bisect_right(run.times, midnight - 1, first)
-        stop = max(stop, first + 1)
-        if first == 0 and stop == len(run.times):
-            yield run
-            return
-        yield run._replace(
-            start=run.ends[first - 1] if first else run.start,
-            messages=run.messages[first:stop],
-            ends=run.ends[first:stop],
-            positions=run.positions[first:stop],
-            times=run.times[first:stop],
-        )
-        first = stop
-
-
-def _reference(path: str, encoded: EncodedSegment) -> SegmentRef:
-    info = encoded.info
-    return SegmentRef(
-        path,
-        info.bucket,
-        len(encoded.data),
-        encoded.checksum,
-        info.rows,
-        info.payload_bytes,
-        info.first_position,
-        info.last_position,
-        info.first_at_ms,
-        info.last_at_ms,
-        encoded.footer_bytes,
-        encoded.footer_checksum,
-    )
-
-
-async def find_orphans(
-    cold: ColdTier,
-    catalog: Catalog,
-    flusher: Flusher,
-    shard: int,
-    started_at: int,
-    is_blob_known: Callable[[str], bool],
-    modified_before_ms: float,
-) -> list[str]:
-    """The objects that a crash left behind: those nothing refers to and this process has not written.
-
-    `started_at` is the catalog's position at the start: a manifest that reaches further and was not sealed describes
-    a flush that never was. They come first, so that no manifest ever names a segment that is gone. Other shards'
-    objects are none of ours.
-    """
-    known = {row.segment.path for _, row in catalog.segments()}
-    known |= {flush.notes for _, flush in catalog.flushes()}
-    known |= flusher.sealed_paths
-    found = []
-    async for entry in cold.objects.list(f"manifests/{shard:04d}/"):
-        position = int(entry.path.rpartition("/")[2].partition("-")[0])
-        if position > started_at and entry.path not in known and entry.path not in flusher.made:
-            found.append(entry)
-    for prefix in ("segments/", f"notes/{shard:04d}/"):
-        async for entry in cold.objects.list(prefix):
-            owner = entry.path.rpartition("/")[2].partition("-")[0]
-            is_ours = prefix != "segments/" or not owner.isdigit() or int(owner) == shard
-            if is_ours and entry.path not in known and entry.path not in flusher.made:
-                found.append(entry)
-    async for entry in cold.objects.list("snapshots/"):
-        if not is_blob_known(entry.path.removeprefix("snapshots/")):
-            found.append(entry)
-    return [entry.path for entry in found if entry.modified_ms < modified_before_ms]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from millstream.protocol.keys import StreamKey
 from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
-from millstream.tiers.catalog import Catalog, decode_key, decode_stream, encode_key
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import decode_key, decode_stream, encode_key
 
 
 class Page(NamedTuple):

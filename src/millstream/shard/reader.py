@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
-from millstream.tiers.catalog import FoundExtent
+from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier, Messages
 
@@ -21,7 +21,7 @@ EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
 
 class ReadResult(NamedTuple):
-    """`messages` of a byte stream may have been joined: only JSON streams and bootstrap need them apart."""
+    """`messages` may have been joined, those of a JSON stream with commas; unless they were asked for apart."""
 
     messages: Messages
     next_offset: int
@@ -76,7 +76,7 @@ class Reader:
         messages: list[bytes | memoryview] = []
         tail = stream.tail if limit is None else limit
         offset = min(offset, tail)
-        joined = not apart and not stream.is_json
+        separator = None if apart else b"," if stream.is_json else b""
         while offset < tail:
             owner, bound = self._owner(stream, offset)
             bound = min(bound, tail)
@@ -84,7 +84,7 @@ class Reader:
                 run = self._hot.tails[owner.incarnation].read(offset, bound, bytes_max, at_least_one=not messages)
             else:
                 run = await self._cold.read(
-                    owner.incarnation, offset, bound, bytes_max, at_least_one=not messages, joined=joined
+                    owner.incarnation, offset, bound, bytes_max, at_least_one=not messages, separator=separator
                 )
             if run.end <= offset:
                 if messages:

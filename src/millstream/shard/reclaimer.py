@@ -14,7 +14,8 @@ from typing import Final
 from millstream.clock import Clock
 from millstream.errors import MillstreamError
 from millstream.shard.committer import Committer
-from millstream.shard.flusher import Flusher, find_orphans
+from millstream.shard.flusher import Flusher
+from millstream.shard.orphans import find_orphans
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import StreamsTouched
 from millstream.tiers.blobs import Blobs

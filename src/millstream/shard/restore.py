@@ -12,14 +12,8 @@ from typing import Final, NamedTuple
 
 from millstream.errors import Corrupt, NotFound
 from millstream.streams.records import SegmentRef
-from millstream.tiers.catalog import (
-    Catalog,
-    Checkpoint,
-    EncodedStream,
-    SealedFlush,
-    SealedReplacement,
-    SealedSegment,
-)
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint, SealedFlush, SealedReplacement, SealedSegment
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.manifests import (
     ColdView,
@@ -164,10 +158,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     return Checkpoint(
         position,
-        [
-            EncodedStream(row.incarnation.to_bytes(8, "big"), row.name, row.row, row.expires, row.blob)
-            for row in manifest.streams
-        ],
+        manifest.streams,
         [(incarnation.to_bytes(8, "big"), name) for incarnation, name in manifest.removed_streams],
         [],
         {name.encode(): row for name, row in manifest.singletons.items()},

@@ -7,16 +7,12 @@ committed state at once. All methods run on one event loop.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import msgspec
-
-from millstream.clock import Clock, monotonic_seconds
+from millstream.clock import Clock
 from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
 from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
@@ -24,15 +20,18 @@ from millstream.protocol.keys import StreamKey
 from millstream.shard.catalog_follower import CatalogFollower
 from millstream.shard.committer import Batch, Committer, Reply
 from millstream.shard.compaction import Compaction
+from millstream.shard.creation import Creation
+from millstream.shard.deadlines import Deadlines
 from millstream.shard.feed import Feed
 from millstream.shard.flusher import Flusher, FlushLimits
+from millstream.shard.listeners import Listeners
 from millstream.shard.listing import Listing
 from millstream.shard.names import Names
 from millstream.shard.publisher import Publisher
-from millstream.shard.reader import Reader, ReadResult, Survey
+from millstream.shard.reader import Reader, ReadResult
 from millstream.shard.reclaimer import Reclaimer
 from millstream.shard.recovery import recover
-from millstream.streams.commands import AppendMessages, Created, CreateStream
+from millstream.streams.commands import AppendMessages, CreateStream
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import (
     AnyRecord,
@@ -44,7 +43,6 @@ from millstream.streams.records import (
     SnapshotRef,
     StreamCreated,
     StreamDeleted,
-    StreamsTouched,
     StreamTrimmed,
     decode_batch,
     span,
@@ -52,7 +50,8 @@ from millstream.streams.records import (
 from millstream.streams.state import Stream
 from millstream.tasks import end
 from millstream.tiers.blobs import Blobs, Upload
-from millstream.tiers.catalog import Catalog, ColdTotals, decode_key
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import ColdTotals, decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
@@ -60,28 +59,10 @@ from millstream.tiers.journal import Journals
 logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
-WAKE_SLICE: Final = 64
 ALIVE_SLICE: Final = 256
-# Live readers of one stream that hear of an append before its writer does; more of them hear after it.
-WAKE_FIRST_MAX: Final = 8
 # Reads between two batches that leave the loop free enough to wait for the disk itself.
 QUIET_READS_MAX: Final = 8
 BACKPRESSURE_SHOWN_MS: Final = 5_000
-START_OVER: Final = object()
-
-
-Topic = int | tuple[str, str]
-"""What can be listened to: a stream by its incarnation, or a bucket by `bucket_topic`."""
-
-
-def bucket_topic(bucket: str) -> Topic:
-    return ("bucket", bucket)
-
-
-class Listener(Protocol):
-    def wake(self) -> None:
-        """The stream has new messages, was closed or deleted; or something happened in the bucket."""
-        ...
 
 
 def _if_alive(stream: Stream) -> Stream | NotFound:
@@ -127,6 +108,9 @@ class Shard:
         self.reader = Reader(self.machine, self.hot, cold)
         self.listing = Listing(self.machine, catalog)
         self.names = Names()
+        self.listeners = Listeners(self.measures)
+        self._creation = Creation(self)
+        self.deadlines = Deadlines(self)
         self.feed = Feed(self.machine, self.hot, self.journals, self.committer, catalog, cold)
         self.flusher = Flusher(
             self.machine,
@@ -142,7 +126,7 @@ class Shard:
             number,
         )
         self.catalog_follower = CatalogFollower(self.machine, self.hot, catalog, cold, self.flusher, clock)
-        self.flusher.can_evict = lambda incarnation: incarnation not in self._listeners
+        self.flusher.can_evict = lambda incarnation: incarnation not in self.listeners
         self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(
             catalog,
@@ -161,20 +145,9 @@ class Shard:
         )
         # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.
         self.is_current: Callable[[], bool] = lambda: True
-        self._listeners: dict[Topic, set[Listener]] = {}
-        # Streams that have changed and live readers that are still to hear of it.
-        self._changed: dict[int, Stream] = {}
-        self._woken: deque[tuple[Topic, Listener, float]] = deque()
-        self._changed_at = 0.0
-        self._is_waking = False
         self._refused_at_ms = 0
-        self._touched: dict[int, int] = {}
-        self._deadlines: list[tuple[int, int]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[None]] = set()
-        self.on_committed: Callable[[list[Stream]], None] = lambda streams: None
-        # Where reads restarted windows and this shard does not lead: whoever does must hear of it.
-        self.on_touched: Callable[[dict[int, int]], None] = lambda touched: None
 
     async def start(self) -> None:
         """Run and accept writes: what a shard does whose log is nobody else's."""
@@ -184,10 +157,7 @@ class Shard:
     def run(self) -> None:
         """Do what is due over time. Writes are accepted only while the shard leads."""
         loop = asyncio.get_running_loop()
-        self._deadlines = [(deadline, incarnation) for incarnation, deadline in self._catalog.expiring()]
-        heapq.heapify(self._deadlines)
-        for stream in self.machine.dirty.values():
-            self._watch_deadline(stream)
+        self.deadlines.start(self._catalog.expiring(), self.machine.dirty.values())
         self._tasks = [
             loop.create_task(self._tick_forever()),
             loop.create_task(self.flusher.run_forever()),
@@ -232,13 +202,14 @@ class Shard:
         await self.compaction.stop()
         try:
             if self.committer.failure is None:
-                self._flush_touches()
+                self.deadlines.flush_touches()
                 await self.committer.drain()
                 async with asyncio.timeout(timeout_seconds):
                     await self.flusher.flush()
         except TimeoutError:
             logger.warning("the last flush took too long and is given up; the log keeps everything")
         except Exception as error:
+            # Whatever it was, a store or a defect, the next start replays the log; files are let go of in any case.
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
             self._log.close()
@@ -261,14 +232,18 @@ class Shard:
             if record is None:
                 self.settle(stream, reply, outcome)
                 return
-            if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self.hot_bytes_max:
-                raise self._backpressure()
+            if not self.has_room(len(command.body)):
+                raise self.backpressure()
             position = self.committer.submit(record, reply, outcome)
             self.machine.accept(stream, record, outcome.tail, position)
         except MillstreamError as error:
             self.settle(stream, reply, error)
 
-    def _backpressure(self) -> Unavailable:
+    def has_room(self, size: int) -> bool:
+        """Whether memory takes so many bytes of messages more."""
+        return self.hot.bytes + self.committer.pending_bytes + size <= self.hot_bytes_max
+
+    def backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
         self._refused_at_ms = self.clock.now_ms()
         self.measures.backpressure_refusals += 1
@@ -314,111 +289,7 @@ class Shard:
 
     def create(self, command: CreateStream, reply: Reply) -> None:
         """Create a stream, or find that it exists as asked; the reply gets a Created or an error."""
-        again = partial(self.create, command, reply)
-        if any(self.names.wait_for(name, again) for name in self._other_names(command)):
-            return
-        source = self.machine.find(command.fork.source) if command.fork is not None else None
-        if command.fork is None or source is None:
-            self._create_surveyed(command, reply, Survey(True, []))
-            return
-        offset = source.tail if command.fork.offset is None else command.fork.offset
-        survey = self.reader.survey_hot(source, offset) if offset >= source.earliest else Survey(False, [])
-        if survey is not None:
-            self._create_surveyed(command, reply, survey)
-        else:
-            surveyed = partial(self._reply_if_failed, reply)
-            self.errand(self._survey_and_create(command, reply, source, offset), surveyed)
-
-    @staticmethod
-    def _reply_if_failed(reply: Reply, error: MillstreamError | None) -> None:
-        if error is not None:
-            reply(error)
-
-    async def _survey_and_create(self, command: CreateStream, reply: Reply, source: Stream, offset: int) -> None:
-        self._create_surveyed(command, reply, await self.reader.survey(source, offset))
-
-    def _create_surveyed(self, command: CreateStream, reply: Reply, survey: Survey) -> None:
-        """Create, knowing what lies at the fork point; messages never change, so that stays true."""
-
-        def finish(outcome: object) -> None:
-            if outcome is START_OVER:
-                self.create(command, reply)
-            else:
-                reply(outcome)
-
-        self.alone(command.key, partial(self._create, command, survey), finish)
-
-    @staticmethod
-    def _other_names(command: CreateStream) -> list[Hashable]:
-        """What else a creation depends on: its bucket, and the source of a fork with its snapshot."""
-        names: list[Hashable] = [("bucket", command.key.bucket)]
-        if command.fork is not None and command.fork.source != command.key:
-            names += [command.fork.source, ("snapshot", str(command.fork.source))]
-        return names
-
-    def _must_wait(self, command: CreateStream) -> bool:
-        """Whether something is happening to a name the creation depends on. It then starts over, holding nothing:
-        two that waited for each other's names while holding their own would wait for ever."""
-        return any(self.names.is_held(name) for name in self._other_names(command))
-
-    def _create(self, command: CreateStream, survey: Survey, reply: Reply) -> None:
-        if self._must_wait(command):
-            reply(START_OVER)
-            return
-        now_ms = self.clock.now_ms()
-        resolve_fork = partial(self.reader.resolve_fork, survey=survey)
-        records, existing = self.machine.check_create(command, now_ms, resolve_fork)
-        if existing is not None:
-            reply(existing)
-            return
-        if self.hot.bytes + self.committer.pending_bytes + len(command.body) > self.hot_bytes_max:
-            raise self._backpressure()
-        created = records[-1]
-        assert isinstance(created, StreamCreated)
-        if created.snapshot is not None:
-            # A fork's snapshot is a blob of its own, so neither stream can take the other's away.
-            self._copy_snapshot(command, created, partial(self._submit_created, command, records[:-1], reply), reply)
-        else:
-            self._submit_created(command, records[:-1], reply, created)
-
-    def _copy_snapshot(
-        self, command: CreateStream, created: StreamCreated, then: Callable[[StreamCreated], None], reply: Reply
-    ) -> None:
-        assert created.snapshot is not None and created.fork is not None
-        source = created.fork.source
-        name = self.blobs.new_name(command.key, created.snapshot.offset, self.clock.random_bytes(8))
-        copied = msgspec.structs.replace(created, snapshot=msgspec.structs.replace(created.snapshot, blob=name))
-
-        def finished(error: MillstreamError | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                origin = self.machine.by_incarnation(source)
-                if self._must_wait(command) or origin is None or origin.snapshot != created.snapshot:
-                    self.errand(self.blobs.delete(name))
-                    reply(START_OVER)
-                else:
-                    then(copied)
-            except MillstreamError as refusal:
-                reply(refusal)
-
-        self.errand(self.blobs.copy(created.snapshot.blob, name), finished)
-
-    def _submit_created(
-        self, command: CreateStream, before: Sequence[AnyRecord], reply: Reply, created: StreamCreated
-    ) -> None:
-        for record in before:
-            self.submit(record)
-
-        def answer(outcome: object) -> None:
-            if isinstance(outcome, MillstreamError):
-                reply(outcome)
-                return
-            stream = self.machine.find(command.key)
-            assert stream is not None
-            reply(Created(True, stream.incarnation, stream.content_type, stream.tail, stream.closed))
-
-        self.submit(created, answer)
+        self._creation.create(command, reply)
 
     def delete(self, key: StreamKey, reply: Reply) -> None:
         """Delete a stream; the reply gets None or an error."""
@@ -521,6 +392,7 @@ class Shard:
             except OSError as error:
                 failure = Unavailable(f"a file could not be written: {error.strerror}", code="disk_error")
             except Exception:
+                # A defect; somebody may wait for the errand, and must hear that it is over.
                 logger.exception("an errand failed")
                 failure = MillstreamError("the server failed; its log says why", code="internal_error")
             if done is not None:
@@ -578,19 +450,12 @@ class Shard:
             else:
                 publisher.publish(record, position)
                 if type(record) is StreamCreated:
-                    self._watch_deadline(stream)
+                    self.deadlines.watch(stream)
             if stream is not None:
                 changed[stream.incarnation] = stream
         self.measures.appends += appends
         if changed:
-            if len(changed) == 1 and self._listeners:
-                self._wake_few(next(iter(changed)))
-            if not self._changed:
-                self._changed_at = monotonic_seconds()
-            self._changed |= changed
-            if not self._is_waking:
-                self._is_waking = True
-                asyncio.get_running_loop().call_soon(self._wake)
+            self.listeners.changed(changed)
 
     def _undo_batch(self, batch: Batch) -> None:
         for record, _, _, _ in batch.entries:
@@ -621,18 +486,6 @@ class Shard:
         self._reads += 1
         return self.reader.read(stream, offset, bytes_max)
 
-    def touch(self, stream: Stream) -> None:
-        """A read restarts a sliding window. That becomes a record once a second, not once a read."""
-        if stream.expiry.ttl_seconds is not None:
-            stream.last_access_ms = self.clock.now_ms()
-            self._touched[stream.incarnation] = stream.last_access_ms
-
-    def touched_elsewhere(self, touched: dict[int, int]) -> None:
-        """Reads at other nodes restarted these windows."""
-        for incarnation, at_ms in touched.items():
-            if self._touched.get(incarnation, 0) < at_ms:
-                self._touched[incarnation] = at_ms
-
     def scan_paths(self, prefix: str) -> Iterator[Stream]:
         """Every live stream whose v1 path starts with a prefix, from the catalog and from memory."""
         now_ms = self.clock.now_ms()
@@ -651,111 +504,11 @@ class Shard:
                 seen.add(stream.incarnation)
                 yield stream
 
-    # -- following -----------------------------------------------------------------------------------------
-
-    def listen(self, topic: Topic, listener: Listener) -> None:
-        self._listeners.setdefault(topic, set()).add(listener)
-
-    def unlisten(self, topic: Topic, listener: Listener) -> None:
-        listeners = self._listeners.get(topic)
-        if listeners is not None:
-            listeners.discard(listener)
-            if not listeners:
-                del self._listeners[topic]
-
-    def listener_count(self, topic: Topic) -> int:
-        return len(self._listeners.get(topic, ()))
-
     def _is_quiet(self) -> bool:
         reads, self._reads = self._reads, 0
         return reads <= QUIET_READS_MAX
 
-    def _wake_few(self, incarnation: int) -> None:
-        """Followers of one busy stream, if they are few, need not wait for the writer's answer.
-
-        They are woken again with everybody else, and then have nothing left to send.
-        """
-        listeners = self._listeners.get(incarnation, ())
-        if len(listeners) <= WAKE_FIRST_MAX:
-            for listener in tuple(listeners):
-                self._wake_one(listener)
-
-    @staticmethod
-    def _wake_one(listener: Listener) -> None:
-        try:
-            listener.wake()
-        except Exception:
-            # One reader's failure is not another's, nor the writer's.
-            logger.exception("a live reader failed")
-
-    def _wake(self) -> None:
-        """Tell live readers what has changed: after the writers have their answers, and not all readers at once."""
-        changed, self._changed = self._changed, {}
-        if self._listeners:
-            for topic in [*changed, *{bucket_topic(stream.key.bucket) for stream in changed.values()}]:
-                self._woken.extend((topic, listener, self._changed_at) for listener in self._listeners.get(topic, ()))
-        self.on_committed(list(changed.values()))
-        self._wake_slice()
-
-    def _wake_slice(self) -> None:
-        for _ in range(min(WAKE_SLICE, len(self._woken))):
-            topic, listener, since = self._woken.popleft()
-            if listener in self._listeners.get(topic, ()):  # otherwise it has had its answer meanwhile
-                self._wake_one(listener)
-                self.measures.wake_seconds.observe(monotonic_seconds() - since)
-        if self._woken or self._changed:
-            asyncio.get_running_loop().call_soon(self._wake if self._changed else self._wake_slice)
-        else:
-            self._is_waking = False
-
-    # -- time ----------------------------------------------------------------------------------------------
-
-    def _watch_deadline(self, stream: Stream | None) -> None:
-        if stream is not None:
-            deadline_ms = stream.expiry.deadline_ms(stream.last_access_ms)
-            if deadline_ms is not None:
-                heapq.heappush(self._deadlines, (deadline_ms, stream.incarnation))
-
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if self.committer.failure is None:
-                self._flush_touches()
-                self._expire()
-            elif self._touched:
-                touched, self._touched = self._touched, {}
-                self.on_touched(touched)
-
-    def _flush_touches(self) -> None:
-        touched, self._touched = self._touched, {}
-        if touched:
-
-            def written(error: object) -> None:
-                if error is not None:
-                    self._touched = touched | self._touched
-
-            self.submit(StreamsTouched(touched), written)
-
-    def _expire(self) -> None:
-        """Delete streams whose time has come. A window that slid since it was noted is noted anew."""
-        now_ms = self.clock.now_ms()
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            _, incarnation = heapq.heappop(self._deadlines)
-            stream = self.machine.by_incarnation(incarnation)
-            if stream is None or stream.deleted:
-                continue
-            if stream.is_expired(now_ms):
-                self.alone(stream.key, partial(self._enact_expiry, incarnation), lambda outcome: None)
-            else:
-                self._watch_deadline(stream)
-
-    def _enact_expiry(self, incarnation: int, reply: Reply) -> None:
-        stream = self.machine.by_incarnation(incarnation)
-        now_ms = self.clock.now_ms()
-        if stream is None or stream.deleted:
-            reply(None)
-        elif stream.is_expired(now_ms):
-            self.submit(StreamDeleted(incarnation, now_ms, stream.key, expired=True), reply)
-        else:
-            self._watch_deadline(stream)
-            reply(None)
+            self.deadlines.tick()

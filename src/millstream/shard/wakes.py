@@ -56,7 +56,7 @@ class Wakes:
         self._covering: dict[str, list[Subscription]] = {}
         self._signer: WebhookSigner | None = None
         self._is_paused = False
-        shard.on_committed = self._committed
+        shard.listeners.on_committed = self._committed
 
     @property
     def signer(self) -> WebhookSigner:

@@ -2,8 +2,7 @@
 
 Streams are found by name or by incarnation and load on demand; listing is a range scan. A checkpoint replaces what
 changed since the last one together with the log position it reflects, in one transaction, so the catalog is always
-exactly the log up to `position`, and the cold tier covers exactly that. Rows are msgpack arrays; fields are only
-added at the end, with a default.
+exactly the log up to `position`, and the cold tier covers exactly that.
 
     meta           "position" → first position not reflected, which is also the first the log must hold;
                    "format" → 1
@@ -20,226 +19,51 @@ added at the end, with a default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeVar
 
 import lmdb
-import msgspec
 
 from millstream.errors import Corrupt
-from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
-from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, SnapshotRef, SubscriptionConfig, Wake
-from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
-from millstream.streams.subscriptions import Link, Subscription
+from millstream.streams.records import SegmentRef
+from millstream.streams.state import Stream
+from millstream.tiers.catalog_rows import (
+    Checkpoint,
+    ColdTotals,
+    ExtentRow,
+    FlushRow,
+    FoundExtent,
+    Kept,
+    SealedFlush,
+    SealedReplacement,
+    SegmentRow,
+    decode_extent,
+    decode_flush,
+    decode_key,
+    decode_segment,
+    decode_stream,
+    decode_stream_row,
+    encode_key,
+    encode_row,
+    encode_stream,
+    restore_singletons,
+    u32,
+    u64,
+)
 from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
 from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream, Replacement, manifest_format
 from millstream.tiers.segments import Extent
 
+T = TypeVar("T")
+
 FORMAT: Final = 1
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
-
-
-class StreamRow(msgspec.Struct, array_like=True, gc=False):
-    incarnation: int
-    content_type: str
-    created_at_ms: int
-    last_write_at_ms: int
-    last_access_ms: int
-    tail: int
-    closed: bool
-    closed_by: ProducerClaim | None
-    seq: str | None
-    producers: dict[str, ProducerState]
-    expiry: Expiry
-    fork: ForkPoint | None
-    forks: int
-    soft_deleted: bool
-    earliest: int = 0
-    snapshot: SnapshotRef | None = None
-
-
-class BucketRow(msgspec.Struct, array_like=True, gc=False):
-    name: str
-    created_at_ms: int
-    streams: int
-
-
-class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
-    id: str
-    created_at_ms: int
-    base_url: str
-    config: SubscriptionConfig
-    links: dict[str, tuple[list[str], int]]
-    generation: int
-    wake: Wake | None
-    retry_count: int
-    next_attempt_ms: int | None
-
-
-class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Messages of one incarnation in one row group: the offset they end at, and where they are."""
-
-    offset_end: int
-    segment: int
-    row_group: int
-    row_start: int
-    rows: int
-
-
-class SegmentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    segment: SegmentRef
-    live_bytes: int
-
-
-class FlushRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    first_position: int
-    notes: str
-    segments: list[int]
-
-
-class SealedSegment(NamedTuple):
-    """A segment and its index, on their way into the catalog."""
-
-    segment: SegmentRef
-    extents: list[Extent]
-
-
-class SealedFlush(NamedTuple):
-    through: int
-    first_position: int
-    notes: str
-    segments: list[SealedSegment]
-
-
-class SealedReplacement(NamedTuple):
-    """A compaction on its way into the catalog: the paths it replaces, the new segments with their indexes."""
-
-    replaced: list[str]
-    segments: list[SealedSegment]
-
-
-class Kept(NamedTuple):
-    """What counts of a stream: its messages that end beyond `earliest`."""
-
-    earliest: int
-    content_type: str
-
-
-class ColdTotals(NamedTuple):
-    segments: int
-    payload_bytes: int
-    stored_bytes: int
-
-
-class FoundExtent(NamedTuple):
-    offset_start: int
-    row: ExtentRow
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_STREAM: Final = msgspec.msgpack.Decoder(StreamRow)
-_EXTENT: Final = msgspec.msgpack.Decoder(ExtentRow)
-_SEGMENT: Final = msgspec.msgpack.Decoder(SegmentRow)
-_FLUSH: Final = msgspec.msgpack.Decoder(FlushRow)
-_BUCKETS: Final = msgspec.msgpack.Decoder(list[BucketRow])
-_SUBSCRIPTIONS: Final = msgspec.msgpack.Decoder(list[SubscriptionRow])
-_SECRETS: Final = msgspec.msgpack.Decoder(SecretsCreated)
-
-
-class EncodedStream(NamedTuple):
-    incarnation: bytes
-    name: bytes
-    row: bytes
-    expires: bool
-    blob: bytes | None
-
-
-class Checkpoint(NamedTuple):
-    """Everything one transaction writes. Built on the loop, written on a thread."""
-
-    position: int
-    streams: list[EncodedStream]
-    removed: list[tuple[bytes, bytes]]  # incarnation, name
-    freed_blobs: list[bytes]
-    singletons: dict[bytes, bytes]
-    trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
-    flushes: list[SealedFlush]
-    now_ms: int
-    replacements: Sequence[SealedReplacement] = ()
-
-
-def _u32(number: int) -> bytes:
-    return number.to_bytes(4, "big")
-
-
-def _u64(number: int) -> bytes:
-    return number.to_bytes(8, "big")
-
-
-def encode_key(key: StreamKey) -> bytes:
-    return f"{key.bucket}\0{key.stream}".encode()
-
-
-def decode_key(raw: bytes) -> StreamKey:
-    bucket, _, stream = raw.decode().partition("\0")
-    return StreamKey(bucket, stream)
-
-
-def encode_stream(stream: Stream) -> EncodedStream:
-    row = StreamRow(
-        stream.incarnation,
-        stream.content_type,
-        stream.created_at_ms,
-        stream.last_write_at_ms,
-        stream.last_access_ms,
-        stream.tail,
-        stream.closed,
-        stream.closed_by,
-        stream.seq,
-        stream.producers,
-        stream.expiry,
-        stream.fork,
-        stream.forks,
-        stream.soft_deleted,
-        stream.earliest,
-        stream.snapshot,
-    )
-    return EncodedStream(
-        stream.incarnation.to_bytes(8, "big"),
-        encode_key(stream.key),
-        _ENCODER.encode(row),
-        stream.expiry.deadline_ms(0) is not None,
-        stream.snapshot.blob.encode() if stream.snapshot is not None else None,
-    )
-
-
-def decode_stream(key: StreamKey, data: bytes | memoryview) -> Stream:
-    row = _STREAM.decode(data)
-    stream = Stream(
-        row.incarnation,
-        key,
-        row.content_type,
-        created_at_ms=row.created_at_ms,
-        expiry=row.expiry,
-        fork=row.fork,
-    )
-    stream.last_write_at_ms = row.last_write_at_ms
-    stream.last_access_ms = row.last_access_ms
-    stream.tail = row.tail
-    stream.closed = row.closed
-    stream.closed_by = row.closed_by
-    stream.seq = row.seq
-    stream.producers = row.producers or NO_PRODUCERS
-    stream.forks = row.forks
-    stream.earliest = row.earliest
-    stream.snapshot = row.snapshot
-    stream.soft_deleted = stream.deleted = row.soft_deleted
-    return stream
+# About half a millisecond of writing.
+SLICE_ROWS: Final = 128
 
 
 class Catalog:
@@ -287,12 +111,7 @@ class Catalog:
     def restore(self, machine: StateMachine) -> None:
         """Fill in the state that is always in memory."""
         with self._environment.begin(db=self._singletons) as transaction:
-            for row in _BUCKETS.decode(transaction.get(b"buckets", b"\x90")):
-                machine.buckets[row.name] = Bucket(row.name, row.created_at_ms, streams=row.streams)
-            for saved in _SUBSCRIPTIONS.decode(transaction.get(b"subscriptions", b"\x90")):
-                machine.subscriptions.by_id[saved.id] = _subscription(saved)
-            secrets = transaction.get(b"secrets")
-            machine.secrets = _SECRETS.decode(secrets) if secrets is not None else None
+            restore_singletons(machine, transaction.get)
 
     def scan(self, prefix: bytes, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Names and rows in order, of the names with this prefix that sort behind `after`."""
@@ -324,28 +143,41 @@ class Catalog:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def write(self, checkpoint: Checkpoint) -> None:
+        """Replace what has changed, all or nothing."""
+        for _ in self.writing(checkpoint):
+            pass
+
+    def writing(self, checkpoint: Checkpoint) -> Generator[bool, None, None]:
+        """The same in steps, all of them for one thread: each tells whether the next is short and never waits.
+
+        Every call of LMDB lets go of the interpreter; a thread that has to win it back from a busy loop after each of a
+        hundred thousand takes a minute for what is a second's work. So the loop had better wait for the short ones.
+        """
         with self._environment.begin(write=True) as transaction:
+            yield True
             for flush in checkpoint.flushes:
-                self._add_flush(transaction, flush)
-            for incarnation, name in checkpoint.removed:
-                # The name may belong to a successor by now; its row is then in this same checkpoint.
-                transaction.delete(name, db=self._streams)
-                transaction.delete(incarnation, db=self._incarnations)
-                transaction.delete(incarnation, db=self._expiring)
-                self._drop_extents(transaction, incarnation, None, checkpoint.now_ms)
-            for number, earliest in checkpoint.trimmed:
-                self._drop_extents(transaction, _u64(number), earliest, checkpoint.now_ms)
+                yield from self._add_flush(transaction, flush)
+            for removed in batched(checkpoint.removed, SLICE_ROWS):
+                for incarnation, name in removed:
+                    # The name may belong to a successor by now; its row is then in this same checkpoint.
+                    transaction.delete(name, db=self._streams)
+                    transaction.delete(incarnation, db=self._incarnations)
+                    transaction.delete(incarnation, db=self._expiring)
+                    self._drop_extents(transaction, incarnation, None, checkpoint.now_ms)
+                yield True
+            for trimmed in batched(checkpoint.trimmed, SLICE_ROWS):
+                for number, earliest in trimmed:
+                    self._drop_extents(transaction, u64(number), earliest, checkpoint.now_ms)
+                yield True
             for blob in checkpoint.freed_blobs:
                 transaction.delete(blob, db=self._blobs)
-            for stream in checkpoint.streams:
-                if stream.blob is not None:
-                    transaction.put(stream.blob, b"", db=self._blobs)
-                transaction.put(stream.name, stream.row, db=self._streams)
-                transaction.put(stream.incarnation, stream.name, db=self._incarnations)
-                if stream.expires:
-                    transaction.put(stream.incarnation, stream.name, db=self._expiring)
+            for streams in batched(checkpoint.streams, SLICE_ROWS):
+                for stream in streams:
+                    self._put_stream(transaction, stream)
+                yield True
             for name, row in checkpoint.singletons.items():
                 transaction.put(name, row, db=self._singletons)
+            yield False
             # Last: which of the new segments' messages are alive is a question to the rows as they are now.
             for replacement in checkpoint.replacements:
                 self._replace(transaction, replacement, checkpoint.now_ms)
@@ -353,20 +185,33 @@ class Catalog:
             transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
         self.position = checkpoint.position
 
-    def _add_flush(self, transaction: Any, flush: SealedFlush) -> None:
+    def _put_stream(self, transaction: Any, stream: ManifestStream) -> None:
+        if stream.blob is not None:
+            transaction.put(stream.blob, b"", db=self._blobs)
+        transaction.put(stream.name, stream.row, db=self._streams)
+        if stream.incarnation < self.position and not stream.expires:
+            return  # an incarnation keeps its name, and the catalog has it since the checkpoint after its creation
+        incarnation = u64(stream.incarnation)
+        transaction.put(incarnation, stream.name, overwrite=False, db=self._incarnations)
+        if stream.expires:
+            transaction.put(incarnation, stream.name, overwrite=False, db=self._expiring)
+
+    def _add_flush(self, transaction: Any, flush: SealedFlush) -> Iterator[bool]:
         number = self._last_segment(transaction)
         numbers = []
         for segment, extents in flush.segments:
             number += 1
             numbers.append(number)
             row = SegmentRow(segment, segment.payload_bytes)
-            transaction.put(_u32(number), _ENCODER.encode(row), db=self._segments)
-            for extent in extents:
-                where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
-                key = _u64(extent.incarnation) + _u64(extent.offset_start)
-                transaction.put(key, _ENCODER.encode(where), db=self._extents)
+            transaction.put(u32(number), encode_row(row), db=self._segments)
+            for some in batched(extents, SLICE_ROWS):
+                for extent in some:
+                    where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
+                    key = u64(extent.incarnation) + u64(extent.offset_start)
+                    transaction.put(key, encode_row(where), db=self._extents)
+                yield True
         row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)
-        transaction.put(_u64(flush.through), _ENCODER.encode(row_of_flush), db=self._flushes)
+        transaction.put(u64(flush.through), encode_row(row_of_flush), db=self._flushes)
 
     def _last_segment(self, transaction: Any) -> int:
         with transaction.cursor(db=self._segments) as cursor:
@@ -378,7 +223,7 @@ class Catalog:
         old: dict[int, SegmentRef] = {}
         if wanted:
             for key, data in transaction.cursor(db=self._segments):
-                segment = _SEGMENT.decode(data).segment
+                segment = decode_segment(data).segment
                 if segment.path in wanted:
                     old[int.from_bytes(key, "big")] = segment
         number = self._last_segment(transaction)
@@ -388,13 +233,13 @@ class Catalog:
             new[number] = segment
             live_bytes = self._index_replacement(transaction, number, extents, set(old))
             row = SegmentRow(segment, live_bytes)
-            transaction.put(_u32(number), _ENCODER.encode(row), db=self._segments)
+            transaction.put(u32(number), encode_row(row), db=self._segments)
             if live_bytes == 0:
-                transaction.put(_u32(number), str(now_ms).encode(), db=self._dead)
+                transaction.put(u32(number), str(now_ms).encode(), db=self._dead)
         self._relink_flushes(transaction, old, new)
         for key, segment in old.items():
-            transaction.put(_u32(key), _ENCODER.encode(SegmentRow(segment, 0)), db=self._segments)
-            transaction.put(_u32(key), str(now_ms).encode(), db=self._dead)
+            transaction.put(u32(key), encode_row(SegmentRow(segment, 0)), db=self._segments)
+            transaction.put(u32(key), str(now_ms).encode(), db=self._dead)
 
     def _index_replacement(self, transaction: Any, number: int, extents: list[Extent], old: set[int]) -> int:
         """Point the index at a compacted segment wherever its messages are alive; returns how many bytes that is."""
@@ -404,14 +249,14 @@ class Catalog:
             for extent in extents:
                 if extent.incarnation != incarnation:
                     incarnation = extent.incarnation
-                    kept = self._kept(transaction, _u64(incarnation))
+                    kept = self._kept(transaction, u64(incarnation))
                 if old:
                     _drop_old(cursor, extent, old)
                 if kept is None or extent.offset_end <= kept.earliest:
                     continue
                 where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
-                key = _u64(incarnation) + _u64(extent.offset_start)
-                transaction.put(key, _ENCODER.encode(where), db=self._extents)
+                key = u64(incarnation) + u64(extent.offset_start)
+                transaction.put(key, encode_row(where), db=self._extents)
                 live_bytes += extent.offset_end - extent.offset_start
         return live_bytes
 
@@ -421,7 +266,7 @@ class Catalog:
         data = transaction.get(name, db=self._streams) if name is not None else None
         if data is None:
             return None
-        row = _STREAM.decode(data)
+        row = decode_stream_row(data)
         if row.incarnation != int.from_bytes(incarnation, "big"):
             return None
         return Kept(0 if row.forks else row.earliest, row.content_type)
@@ -429,7 +274,7 @@ class Catalog:
     def kept(self, incarnation: int) -> Kept | None:
         """The same, for those who want to know what is alive."""
         with self._environment.begin() as transaction:
-            return self._kept(transaction, _u64(incarnation))
+            return self._kept(transaction, u64(incarnation))
 
     def _relink_flushes(self, transaction: Any, old: dict[int, SegmentRef], new: dict[int, SegmentRef]) -> None:
         """A compacted segment belongs to every flush whose positions it overlaps: there the feed looks for it."""
@@ -438,9 +283,9 @@ class Catalog:
             return
         last = max(segment.last_position for segment in affected)
         with transaction.cursor(db=self._flushes) as cursor:
-            found = cursor.set_range(_u64(min(segment.first_position for segment in affected) + 1))
+            found = cursor.set_range(u64(min(segment.first_position for segment in affected) + 1))
             while found:
-                through, flush = int.from_bytes(cursor.key(), "big"), _FLUSH.decode(cursor.value())
+                through, flush = int.from_bytes(cursor.key(), "big"), decode_flush(cursor.value())
                 if flush.first_position > last:
                     return
                 numbers = [number for number in flush.segments if number not in old]
@@ -450,7 +295,7 @@ class Catalog:
                     if segment.first_position < through and segment.last_position >= flush.first_position
                 ]
                 row = FlushRow(flush.first_position, flush.notes, numbers)
-                cursor.put(cursor.key(), _ENCODER.encode(row))
+                cursor.put(cursor.key(), encode_row(row))
                 found = cursor.next()
 
     def _drop_extents(self, transaction: Any, incarnation: bytes, before: int | None, now_ms: int) -> None:
@@ -459,33 +304,33 @@ class Catalog:
         with transaction.cursor(db=self._extents) as cursor:
             found = cursor.set_range(incarnation)
             while found and cursor.key().startswith(incarnation):
-                row = _EXTENT.decode(cursor.value())
+                row = decode_extent(cursor.value())
                 if before is not None and row.offset_end > before:
                     break
                 start = int.from_bytes(cursor.key()[8:], "big")
                 freed[row.segment] = freed.get(row.segment, 0) + row.offset_end - start
                 found = cursor.delete()
         for number, size in freed.items():
-            data = transaction.get(_u32(number), db=self._segments)
+            data = transaction.get(u32(number), db=self._segments)
             if data is not None:
-                segment = _SEGMENT.decode(data)
+                segment = decode_segment(data)
                 left = SegmentRow(segment.segment, segment.live_bytes - size)
-                transaction.put(_u32(number), _ENCODER.encode(left), db=self._segments)
+                transaction.put(u32(number), encode_row(left), db=self._segments)
                 if left.live_bytes <= 0:
-                    transaction.put(_u32(number), str(now_ms).encode(), db=self._dead)
+                    transaction.put(u32(number), str(now_ms).encode(), db=self._dead)
 
     def dump(self, rows_per_part: int, shard: int = 0) -> Iterator[Manifest]:
         """Everything, as of one moment, as the parts of a full manifest (all but the last without their count)."""
         with self._environment.begin() as transaction:
             position = int(transaction.get(b"position", b"1", db=self._meta))
-            segments = {number: _SEGMENT.decode(data).segment for number, data in transaction.cursor(db=self._segments)}
+            segments = {number: decode_segment(data).segment for number, data in transaction.cursor(db=self._segments)}
             flushes = []
             compacted: dict[str, SegmentRef] = {}
             unlisted = {segment.path for segment in segments.values()}
             for through, data in transaction.cursor(db=self._flushes):
-                flush = _FLUSH.decode(data)
+                flush = decode_flush(data)
                 at = int.from_bytes(through, "big")
-                listed = [segments[_u32(number)] for number in flush.segments if _u32(number) in segments]
+                listed = [segments[u32(number)] for number in flush.segments if u32(number) in segments]
                 unlisted.difference_update(segment.path for segment in listed)
                 kept = [one for one in listed if is_within(one, flush.first_position, at)]
                 compacted.update({one.path: one for one in listed if not is_within(one, flush.first_position, at)})
@@ -498,8 +343,7 @@ class Catalog:
             rows: list[ManifestStream] = []
             for name, row in transaction.cursor(db=self._streams):
                 stream = encode_stream(decode_stream(decode_key(name), row))
-                number = int.from_bytes(stream.incarnation, "big")
-                rows.append(ManifestStream(number, name, row, stream.expires, stream.blob))
+                rows.append(ManifestStream(stream.incarnation, name, row, stream.expires, stream.blob))
                 if len(rows) == rows_per_part:
                     yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], rows, [], [], {})
                     part, rows = part + 1, []
@@ -529,14 +373,14 @@ class Catalog:
                 found = cursor.first()
                 while found:
                     incarnations.append(cursor.key()[:8])
-                    found = cursor.set_range(_u64(int.from_bytes(incarnations[-1], "big") + 1))
+                    found = cursor.set_range(u64(int.from_bytes(incarnations[-1], "big") + 1))
             for incarnation in incarnations:
                 name = transaction.get(incarnation, db=self._incarnations)
                 row = transaction.get(name, db=self._streams) if name is not None else None
                 if row is None:
                     self._drop_extents(transaction, incarnation, None, now_ms)
                     continue
-                stream = _STREAM.decode(row)
+                stream = decode_stream_row(row)
                 if stream.earliest and not stream.forks:
                     self._drop_extents(transaction, incarnation, stream.earliest, now_ms)
 
@@ -544,14 +388,14 @@ class Catalog:
 
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent | None:
         """The extent that holds the message after an offset, if it is cold."""
-        prefix = _u64(incarnation)
+        prefix = u64(incarnation)
         with self._environment.begin(db=self._extents) as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(prefix + _u64(offset + 1))
+            found = cursor.set_range(prefix + u64(offset + 1))
             found = cursor.prev() if found else cursor.last()
             while found and cursor.key()[:8] <= prefix:
                 key, value = cursor.item()
                 if key.startswith(prefix):
-                    row = _EXTENT.decode(value)
+                    row = decode_extent(value)
                     if row.offset_end > offset:
                         return FoundExtent(int.from_bytes(key[8:], "big"), row)
                 found = cursor.next()
@@ -559,25 +403,25 @@ class Catalog:
 
     def segment(self, number: int) -> SegmentRef | None:
         with self._environment.begin(db=self._segments) as transaction:
-            data = transaction.get(_u32(number))
-            return _SEGMENT.decode(data).segment if data is not None else None
+            data = transaction.get(u32(number))
+            return decode_segment(data).segment if data is not None else None
 
     def extent_of(self, incarnation: int, offset_start: int) -> ExtentRow | None:
         """The extent that starts exactly there."""
         with self._environment.begin(db=self._extents) as transaction:
-            data = transaction.get(_u64(incarnation) + _u64(offset_start))
-            return _EXTENT.decode(data) if data is not None else None
+            data = transaction.get(u64(incarnation) + u64(offset_start))
+            return decode_extent(data) if data is not None else None
 
     def segments(self) -> Iterator[tuple[int, SegmentRow]]:
         with self._environment.begin(db=self._segments) as transaction, transaction.cursor() as cursor:
             for number, data in cursor:
-                yield int.from_bytes(number, "big"), _SEGMENT.decode(data)
+                yield int.from_bytes(number, "big"), decode_segment(data)
 
     def segments_of(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
         """The catalog's position and, as of it, the bucket's segments that reach beyond another."""
         with self._environment.begin() as transaction:
             position = int(transaction.get(b"position", b"1", db=self._meta))
-            rows = (_SEGMENT.decode(data) for _, data in transaction.cursor(db=self._segments))
+            rows = (decode_segment(data) for _, data in transaction.cursor(db=self._segments))
             # Those with nothing alive in them are dead, or were replaced by compaction: their messages are elsewhere.
             live = (row.segment for row in rows if row.live_bytes > 0)
             return position, [segment for segment in live if segment.bucket == bucket and segment.last_position > after]
@@ -591,15 +435,15 @@ class Catalog:
     def flush_after(self, position: int) -> tuple[int, FlushRow] | None:
         """The first flush that covers positions beyond this one."""
         with self._environment.begin(db=self._flushes) as transaction, transaction.cursor() as cursor:
-            if not cursor.set_range(_u64(position + 2)):
+            if not cursor.set_range(u64(position + 2)):
                 return None
             through, data = cursor.item()
-            return int.from_bytes(through, "big"), _FLUSH.decode(data)
+            return int.from_bytes(through, "big"), decode_flush(data)
 
     def flushes(self) -> Iterator[tuple[int, FlushRow]]:
         with self._environment.begin(db=self._flushes) as transaction, transaction.cursor() as cursor:
             for through, data in cursor:
-                yield int.from_bytes(through, "big"), _FLUSH.decode(data)
+                yield int.from_bytes(through, "big"), decode_flush(data)
 
     def retired(self) -> set[int]:
         """The segments that were replaced and wait for their deletion: no flush lists them any more."""
@@ -613,11 +457,16 @@ class Catalog:
 
     def forget_segment(self, number: int) -> None:
         with self._environment.begin(write=True) as transaction:
-            transaction.delete(_u32(number), db=self._segments)
-            transaction.delete(_u32(number), db=self._dead)
+            transaction.delete(u32(number), db=self._segments)
+            transaction.delete(u32(number), db=self._dead)
 
     def close(self) -> None:
         self._environment.close()
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def is_within(segment: SegmentRef, first: int, through: int) -> bool:
@@ -627,46 +476,9 @@ def is_within(segment: SegmentRef, first: int, through: int) -> bool:
 
 def _drop_old(cursor: Any, extent: Extent, old: set[int]) -> None:
     """Forget the extents of replaced segments that a new one covers, one that starts before it included."""
-    prefix = _u64(extent.incarnation)
-    start = prefix + _u64(extent.offset_start)
+    prefix = u64(extent.incarnation)
+    start = prefix + u64(extent.offset_start)
     is_before = cursor.prev() if cursor.set_range(start) else cursor.last()
     found = is_before if is_before and cursor.key().startswith(prefix) else cursor.set_range(start)
-    while found and cursor.key().startswith(prefix) and cursor.key() < prefix + _u64(extent.offset_end):
-        found = cursor.delete() if _EXTENT.decode(cursor.value()).segment in old else cursor.next()
-
-
-def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:
-    singletons = {
-        b"buckets": _ENCODER.encode(
-            [BucketRow(bucket.name, bucket.created_at_ms, bucket.streams) for bucket in machine.buckets.values()]
-        ),
-        b"subscriptions": _ENCODER.encode(list(_subscription_rows(machine.subscriptions.by_id.values()))),
-    }
-    if machine.secrets is not None:
-        singletons[b"secrets"] = _ENCODER.encode(machine.secrets)
-    return singletons
-
-
-def _subscription_rows(subscriptions: Iterable[Subscription]) -> Iterator[SubscriptionRow]:
-    for subscription in subscriptions:
-        yield SubscriptionRow(
-            subscription.id,
-            subscription.created_at_ms,
-            subscription.base_url,
-            subscription.config,
-            {path: (sorted(link.types), link.acked) for path, link in subscription.links.items()},
-            subscription.generation,
-            subscription.wake,
-            subscription.retry_count,
-            subscription.next_attempt_ms,
-        )
-
-
-def _subscription(row: SubscriptionRow) -> Subscription:
-    subscription = Subscription(row.id, row.created_at_ms, row.base_url, row.config)
-    subscription.links = {path: Link(types, acked) for path, (types, acked) in row.links.items()}
-    subscription.generation = row.generation
-    subscription.wake = row.wake
-    subscription.retry_count = row.retry_count
-    subscription.next_attempt_ms = row.next_attempt_ms
-    return subscription
+    while found and cursor.key().startswith(prefix) and cursor.key() < prefix + u64(extent.offset_end):
+        found = cursor.delete() if decode_extent(cursor.value()).segment in old else cursor.next()

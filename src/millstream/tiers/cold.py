@@ -24,7 +24,8 @@ from urllib.parse import quote, unquote
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
-from millstream.tiers.catalog import Catalog, FoundExtent
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.hot import Run, select
 from millstream.tiers.objects import Objects
 from millstream.tiers.segments import (
@@ -101,9 +102,9 @@ class ColdTier:
     # -- reading -------------------------------------------------------------------------------------------
 
     async def read(
-        self, incarnation: int, offset: int, limit: int, bytes_max: int, *, at_least_one: bool, joined: bool
+        self, incarnation: int, offset: int, limit: int, bytes_max: int, *, at_least_one: bool, separator: bytes | None
     ) -> Run:
-        """Messages beyond an offset, from one extent; `joined` gives their bytes as one piece."""
+        """Messages beyond an offset, from one extent; with a separator, which may be empty, joined into one piece."""
         rows = await self.rows_at(incarnation, offset)
         group = rows.group
         first, stop = select(
@@ -115,7 +116,9 @@ class ColdTier:
         end = group.ends[stop - 1]
         if stop == rows.stop and end < limit:
             self._read_ahead(incarnation, end)
-        return Run(start, end, [group.bytes_of(first, stop)] if joined else group.messages(first, stop))
+        if separator is None:
+            return Run(start, end, group.messages(first, stop))
+        return Run(start, end, [group.joined(first, stop, separator)])
 
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent:
         extent = self._catalog.extent_at(incarnation, offset)

@@ -115,13 +115,13 @@ class Objects:
         self._folder = folder  # where the files are, if they are files
         self._under_way: set[str] = set()
 
-    async def put(self, path: str, data: bytes | Path) -> None:
+    async def put(self, path: str, data: bytes | memoryview | Path) -> None:
         """Store an object that is not there yet; durable when this returns."""
         self._under_way.add(path)
         try:
             with _our_errors(path):
                 # Only small objects can be refused if they exist; names are never reused, so large ones need not be.
-                mode: Any = "create" if isinstance(data, bytes) and len(data) < 4 << 20 else "overwrite"
+                mode: Any = "create" if not isinstance(data, Path) and len(data) < 4 << 20 else "overwrite"
                 await obstore.put_async(self._store, path, data, mode=mode, max_concurrency=PARTS_AT_ONCE)
                 if self._folder is not None:
                     await asyncio.to_thread(_sync_file, self._folder / path, self._folder)

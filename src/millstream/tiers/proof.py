@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from millstream.errors import Corrupt, InvalidRequest
 from millstream.streams.records import SegmentRef
-from millstream.tiers.catalog import Kept
+from millstream.tiers.catalog_rows import Kept
 from millstream.tiers.inspection import Inspection, runs_of
 from millstream.tiers.objects import Objects
 from millstream.tiers.segments import Extent, Footer, RowGroup, read_columns, row_group_range, whole

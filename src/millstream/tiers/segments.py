@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import io
 import zlib
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as arrow
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from millstream.errors import Corrupt, Unavailable
-from millstream.protocol.keys import StreamKey
 
 FORMAT: Final = 1
 ROW_GROUP_BYTES: Final = 1 << 20
@@ -53,19 +51,6 @@ _INDEX_KEY: Final = b"millstream.index"
 _SEGMENT_KEY: Final = b"millstream.segment"
 
 
-class StreamRun(NamedTuple):
-    """Consecutive messages of one incarnation, on their way into a segment; the arrays run in parallel."""
-
-    key: StreamKey
-    incarnation: int
-    content_type: str
-    start: int
-    messages: list[bytes]
-    ends: array[int]
-    positions: array[int]
-    times: array[int]
-
-
 class Extent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stream: str
     incarnation: int
@@ -90,21 +75,6 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     payload_bytes: int
 
 
-class EncodedSegment(NamedTuple):
-    data: bytes
-    checksum: int
-    footer_bytes: int
-    footer_checksum: int
-    info: SegmentInfo
-    extents: list[Extent]
-
-
-class _Piece(NamedTuple):
-    run: StreamRun
-    first: int
-    stop: int
-
-
 _EXTENTS: Final = msgspec.msgpack.Decoder(list[Extent])
 _INFO: Final = msgspec.msgpack.Decoder(SegmentInfo)
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -126,16 +96,25 @@ class SegmentWriter:
         self._bucket = bucket
         self._shard = shard
         self.extents: list[Extent] = []
-        self._groups = 0
+        self._groups = self._rows = self._payload_bytes = 0
 
     def write(self, batch: arrow.RecordBatch, pieces: Iterable[tuple[str, int, int, int, int]]) -> None:
         """One row group; `pieces` are its runs in order: stream, incarnation, first and last offset, rows."""
+        self.describe(pieces)
+        self.write_batch(batch)
+
+    def describe(self, pieces: Iterable[tuple[str, int, int, int, int]]) -> None:
+        """Note what the row group that is written next holds."""
         row = 0
         for stream, incarnation, offset_start, offset_end, rows in pieces:
             self.extents.append(Extent(stream, incarnation, offset_start, offset_end, self._groups, row, rows))
             row += rows
-        self._writer.write_batch(batch, row_group_size=row)
+            self._payload_bytes += offset_end - offset_start
+        self._rows += row
         self._groups += 1
+
+    def write_batch(self, batch: arrow.RecordBatch) -> None:
+        self._writer.write_batch(batch, row_group_size=batch.num_rows)
 
     def close(self, positions: tuple[int, int], times: tuple[int, int]) -> SegmentInfo:
         info = SegmentInfo(
@@ -144,114 +123,14 @@ class SegmentWriter:
             self._bucket,
             *positions,
             *times,
-            sum(extent.rows for extent in self.extents),
-            sum(extent.offset_end - extent.offset_start for extent in self.extents),
+            self._rows,
+            self._payload_bytes,
         )
         self._writer.add_key_value_metadata(
             {_INDEX_KEY: _as_text(_ENCODER.encode(self.extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
         )
         self._writer.close()
         return info
-
-
-def encode_segment(bucket: str, shard: int, runs: Iterable[StreamRun]) -> EncodedSegment:
-    """One bucket's runs as a segment. Row groups are built one at a time, so nothing is held up for long."""
-    ordered = sorted(runs, key=lambda run: (run.key.stream, run.incarnation, run.start))
-    sink = arrow.BufferOutputStream()
-    writer = SegmentWriter(sink, bucket, shard)
-    for pieces in _row_groups(ordered):
-        writer.write(_batch(shard, pieces), map(_described, pieces))
-    info = writer.close(
-        (min(run.positions[0] for run in ordered), max(run.positions[-1] for run in ordered)),
-        (min(run.times[0] for run in ordered), max(run.times[-1] for run in ordered)),
-    )
-    data = sink.getvalue().to_pybytes()
-    size = footer_bytes(data, bucket)
-    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, writer.extents)
-
-
-def _described(piece: _Piece) -> tuple[str, int, int, int, int]:
-    run, first, stop = piece
-    start = run.ends[first - 1] if first else run.start
-    return run.key.stream, run.incarnation, start, run.ends[stop - 1], stop - first
-
-
-def _row_groups(runs: Iterable[StreamRun]) -> Iterable[list[_Piece]]:
-    """Cut the runs into row groups: large streams into several, small ones together into one."""
-    group: list[_Piece] = []
-    size = rows = 0
-    for run in runs:
-        first = 0
-        while first < len(run.ends):
-            start = run.ends[first - 1] if first else run.start
-            stop = bisect_right(run.ends, start + ROW_GROUP_BYTES - size, first)
-            stop = min(max(stop, first + 1 if not group else first), first + ROW_GROUP_ROWS - rows, len(run.ends))
-            if stop > first:
-                group.append(_Piece(run, first, stop))
-                size += run.ends[stop - 1] - start
-                rows += stop - first
-                first = stop
-            if first < len(run.ends) or size >= ROW_GROUP_BYTES or rows >= ROW_GROUP_ROWS:
-                yield group
-                group, size, rows = [], 0, 0
-    if group:
-        yield group
-
-
-def _batch(shard: int, pieces: Sequence[_Piece]) -> arrow.RecordBatch:
-    rows = sum(stop - first for _, first, stop in pieces)
-    messages: list[bytes] = []
-    ends, starts, positions, times, lengths = array("q"), array("q"), array("q"), array("q"), array("q")
-    for run, first, stop in pieces:
-        messages += run.messages[first:stop]
-        ends.extend(run.ends[first:stop])
-        starts.append(run.ends[first - 1] if first else run.start)
-        starts.extend(run.ends[first : stop - 1])
-        positions.extend(run.positions[first:stop])
-        times.extend(run.times[first:stop])
-        lengths.append(stop - first)
-
-    which = array("i")  # for each row, the piece it belongs to
-    for number, length in enumerate(lengths):
-        which.extend([number] * length)
-    indexes = _integers(which, arrow.int32())
-
-    def named(values: list[str]) -> arrow.Array:
-        """One text per piece, repeated for each of its rows."""
-        return _texts(values).take(indexes)
-
-    columns = [
-        arrow.DictionaryArray.from_arrays(indexes, _texts([run.key.bucket for run, _, _ in pieces])),
-        named([run.key.stream for run, _, _ in pieces]),
-        _integers(starts, arrow.int64()),
-        _integers(ends, arrow.int64()),
-        _integers(array("i", [shard]) * rows, arrow.int32()),
-        _integers(positions, arrow.int64()),
-        _integers(times, arrow.timestamp("ms", tz="UTC")),
-        named([run.content_type for run, _, _ in pieces]),
-        _payloads(messages, arrow.binary()),
-        _integers(array("q", [run.incarnation for run, _, _ in pieces]), arrow.int64()).take(indexes),
-    ]
-    return arrow.record_batch(columns, schema=SCHEMA)
-
-
-def _texts(values: list[str]) -> arrow.Array:
-    return _payloads([value.encode() for value in values], arrow.string())
-
-
-def _integers(values: array[int], kind: arrow.DataType) -> arrow.Array:
-    return arrow.Array.from_buffers(kind, len(values), [None, arrow.py_buffer(values)])
-
-
-def _payloads(messages: list[bytes], kind: arrow.DataType) -> arrow.Array:
-    """A column over one joined buffer: a copy, but no object per value (and no look at each, as `arrow.array` has)."""
-    offsets = array("i", [0])
-    total = 0
-    for message in messages:
-        total += len(message)
-        offsets.append(total)
-    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(messages))]
-    return arrow.Array.from_buffers(kind, len(messages), buffers)
 
 
 def _as_text(data: bytes) -> bytes:
@@ -269,7 +148,7 @@ class Footer(NamedTuple):
     extents: list[Extent]
 
 
-def footer_bytes(tail: bytes, path: str) -> int:
+def footer_bytes(tail: bytes | memoryview, path: str) -> int:
     """How many bytes at a file's end hold its footer, by its last eight."""
     if len(tail) < 8 or tail[-4:] != b"PAR1":
         raise Corrupt(f"{path} is not a whole Parquet file")
@@ -328,11 +207,11 @@ _NONE: Final[memoryview[int]] = memoryview(b"").cast("q")
 class RowGroup:
     """A decoded row group: its payloads back to back, where each ends, and, if asked for, when it was appended."""
 
-    __slots__ = ("_data", "_offsets", "ends", "positions", "size", "times")
+    __slots__ = ("_data", "_offsets", "_payload", "ends", "positions", "size", "times")
 
     def __init__(self, table: arrow.Table) -> None:
-        payload = whole(table.column("payload"))
-        _, offsets, data = payload.buffers()
+        self._payload = whole(table.column("payload"))
+        _, offsets, data = self._payload.buffers()
         self._offsets = memoryview(offsets).cast("i")
         self._data = memoryview(data) if data is not None else memoryview(b"")
         # Views, not lists: most reads look at a few of them.
@@ -347,6 +226,14 @@ class RowGroup:
 
     def bytes_of(self, first: int, stop: int) -> memoryview:
         return self._data[self._offsets[first] : self._offsets[stop]]
+
+    def joined(self, first: int, stop: int, separator: bytes) -> memoryview:
+        """The same with a separator between messages; no object is made of each."""
+        if not separator or stop - first == 1:
+            return self.bytes_of(first, stop)
+        messages = self._payload.slice(first, stop - first)
+        lists = arrow.ListArray.from_arrays(arrow.array([0, stop - first], arrow.int32()), messages)
+        return memoryview(compute.binary_join(lists, separator)[0].as_buffer()).cast("B")
 
     def length_of(self, first: int, stop: int) -> int:
         return self._offsets[stop] - self._offsets[first]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream.errors import NotFound
-from millstream.shard import flusher as module
-from millstream.tiers.catalog import Catalog, Checkpoint
+from millstream.shard import freezing as module
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint
 from support.fake_time import FakeClock, run, turns
 from support.shards import ShardDriver, key_of, started
 
@@ -69,8 +71,13 @@ def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
             machine = driver.shard.machine
             held = asyncio.Event()
             written: list[Checkpoint] = []
-            write = driver.catalog.write
-            monkeypatch.setattr(driver.catalog, "write", lambda one: (written.append(one), write(one)))
+            writing = driver.catalog.writing
+
+            def note(checkpoint: Checkpoint) -> Iterator[bool]:
+                written.append(checkpoint)
+                yield from writing(checkpoint)
+
+            monkeypatch.setattr(driver.catalog, "writing", note)
             original = asyncio.sleep
 
             async def slowly(seconds: float) -> None:
@@ -130,7 +137,7 @@ def test_a_checkpoint_that_cannot_be_written_is_written_by_the_next_one(
                 raise OSError("no space left")
 
             with monkeypatch.context() as patch:
-                patch.setattr(driver.catalog, "write", fail)
+                patch.setattr(driver.catalog, "writing", fail)
                 with pytest.raises(OSError):
                     await driver.checkpoint()
             with pytest.raises(NotFound):
@@ -156,7 +163,7 @@ def test_a_checkpoint_without_changes_writes_nothing(tmp_path: Path, monkeypatch
             def fail(checkpoint: Any) -> None:
                 raise AssertionError("written for nothing")
 
-            monkeypatch.setattr(driver.catalog, "write", fail)
+            monkeypatch.setattr(driver.catalog, "writing", fail)
             assert await driver.checkpoint() == position
 
     run(main(), clock)

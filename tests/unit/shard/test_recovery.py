@@ -171,7 +171,7 @@ def test_a_read_keeps_a_stream_alive_across_a_restart(tmp_path: Path) -> None:
             await driver.create("s", content_type="text/plain", expiry=Expiry(ttl_seconds=60))
             await driver.checkpoint()
             clock.advance(50_000)
-            driver.shard.touch(driver.shard.get(key_of("s")))
+            driver.shard.deadlines.touch(driver.shard.get(key_of("s")))
         clock.advance(50_000)
         async with started(tmp_path, clock) as driver:
             assert driver.shard.get(key_of("s"))

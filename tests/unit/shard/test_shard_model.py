@@ -355,8 +355,8 @@ class ShardMachine(RuleBasedStateMachine):
     def read_restarts_the_window(self, path: str) -> None:
         key = create(path).key
         if self._expected_absence(key) is None:
-            self.driver.shard.touch(self.driver.shard.get(key))
-            self.driver.shard._flush_touches()  # what the tick does within a second
+            self.driver.shard.deadlines.touch(self.driver.shard.get(key))
+            self.driver.shard.deadlines.flush_touches()  # what the tick does within a second
             self._run(self.driver.shard.committer.drain())
             self.model[key].last_access_ms = self.clock.ms
 

@@ -571,7 +571,7 @@ def test_an_append_that_a_crash_cut_off_from_its_wake_wakes_after_the_restart(tm
             await wakes.webhook(streams=["plain"], pattern=None)
             await wakes.driver.create("plain", content_type="text/plain")
             # As if the process had died between the append and the wake's record.
-            wakes.driver.shard.on_committed = lambda streams: None
+            wakes.driver.shard.listeners.on_committed = lambda streams: None
             await wakes.driver.outcome(wakes.driver.shard.append, append("plain", b"x"))
         async with subscriptions(tmp_path, clock) as wakes:
             assert [one[2] for one in wakes.delivered] == [1]

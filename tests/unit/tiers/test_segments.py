@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 
 from millstream.errors import Corrupt
 from millstream.protocol.keys import StreamKey
+from millstream.tiers import segment_encoder as encoder
 from millstream.tiers import segments as module
+from millstream.tiers.segment_encoder import EncodedSegment, StreamRun, encode_segment
 from millstream.tiers.segments import (
     FORMAT,
     SCHEMA,
-    EncodedSegment,
     RowGroup,
     SegmentInfo,
-    StreamRun,
     decode_footer,
     decode_row_group,
-    encode_segment,
     footer_bytes,
     row_group_range,
 )
@@ -71,17 +70,17 @@ def some_runs(draw: st.DrawFn) -> list[StreamRun]:
 
 
 def row_groups(encoded: EncodedSegment, path: str = "p") -> list[RowGroup]:
-    footer = decode_footer(encoded.data[-encoded.footer_bytes :], path, encoded.footer_checksum)
+    footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes :]), path, encoded.footer_checksum)
     groups = []
     for group in range(footer.metadata.num_row_groups):
         start, end = row_group_range(footer.metadata, group)
-        groups.append(decode_row_group(footer.metadata, group, start, encoded.data[start:end], path))
+        groups.append(decode_row_group(footer.metadata, group, start, bytes(encoded.data[start:end]), path))
     return groups
 
 
 def check_round_trip(runs: list[StreamRun], encoded: EncodedSegment) -> None:
     """Every stream's messages, found by the index of the footer alone, are what went in."""
-    footer = decode_footer(encoded.data[-encoded.footer_bytes :], "p", encoded.footer_checksum)
+    footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes :]), "p", encoded.footer_checksum)
     assert footer.extents == encoded.extents
     assert footer.info == encoded.info
     groups = row_groups(encoded)
@@ -157,11 +156,11 @@ def test_any_engine_sees_the_rows_sorted_by_stream_incarnation_and_offset(runs: 
 @given(some_runs(), st.integers(1, 200), st.integers(1, 9))
 def test_row_groups_of_any_size_hold_everything_once(runs: list[StreamRun], size: int, rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROW_GROUP_BYTES", size)
-        patch.setattr(module, "ROW_GROUP_ROWS", rows)
+        patch.setattr(encoder, "ROW_GROUP_BYTES", size)
+        patch.setattr(encoder, "ROW_GROUP_ROWS", rows)
         encoded = encode_segment(BUCKET, 0, runs)
     check_round_trip(runs, encoded)
-    footer = decode_footer(encoded.data[-encoded.footer_bytes :], "p", encoded.footer_checksum)
+    footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes :]), "p", encoded.footer_checksum)
     for group in range(footer.metadata.num_row_groups):
         mine = [extent for extent in footer.extents if extent.row_group == group]
         assert sum(extent.rows for extent in mine) == footer.metadata.row_group(group).num_rows <= rows
@@ -208,7 +207,7 @@ def read_everything(data: bytes, written: EncodedSegment) -> object:
 
 
 def test_a_flipped_bit_in_a_page_never_changes_what_is_read(encoded: EncodedSegment) -> None:
-    whole = read_everything(encoded.data, encoded)
+    whole = read_everything(bytes(encoded.data), encoded)
     pages = len(encoded.data) - footer_bytes(encoded.data[-8:], "p")
     noticed = 0
     for at in range(4, pages, 7):
@@ -233,7 +232,7 @@ def test_a_flipped_bit_in_the_footer_is_always_noticed(encoded: EncodedSegment) 
 @pytest.mark.parametrize("kept", [0, 3, 7, 8, 100, -1, -4, -8, -200])
 def test_a_truncated_file_is_refused(encoded: EncodedSegment, kept: int) -> None:
     with pytest.raises(Corrupt, match="the-path"):
-        read_everything(encoded.data[:kept], encoded)
+        read_everything(bytes(encoded.data[:kept]), encoded)
 
 
 def test_a_parquet_file_of_another_program_is_refused() -> None:
@@ -253,9 +252,17 @@ def test_a_segment_of_a_later_format_is_refused_by_its_number(monkeypatch: pytes
     later = encode_segment(BUCKET, 0, [run_of("s", 1, 0, [b"x"])])
     monkeypatch.undo()
     with pytest.raises(Corrupt, match="99"):
-        decode_footer(later.data[-later.footer_bytes :], "p", later.footer_checksum)
+        decode_footer(bytes(later.data[-later.footer_bytes :]), "p", later.footer_checksum)
 
 
 def test_the_checksum_is_that_of_the_whole_file(encoded: EncodedSegment) -> None:
     assert encoded.checksum == zlib.crc32(encoded.data)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(encoded.info), type=SegmentInfo) == encoded.info
+
+
+@given(some_runs(), st.sampled_from([b"", b",", b"--"]), st.data())
+def test_joined_messages_are_the_messages_joined(runs: list[StreamRun], separator: bytes, data: st.DataObject) -> None:
+    for group in row_groups(encode_segment(BUCKET, 0, runs)):
+        first = data.draw(st.integers(0, len(group.ends) - 1))
+        stop = data.draw(st.integers(first + 1, len(group.ends)))
+        assert bytes(group.joined(first, stop, separator)) == separator.join(group.messages(first, stop))

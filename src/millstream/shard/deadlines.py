@@ -1,0 +1,96 @@
+"""Deadlines: streams that end by themselves, and the reads that put that off.
+
+A sliding window restarts with every read; that becomes a record once a second, not once a read. A stream whose time
+has come is deleted by a record like any other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from millstream.shard.committer import Reply
+from millstream.streams.records import StreamDeleted, StreamsTouched
+from millstream.streams.state import Stream
+
+if TYPE_CHECKING:
+    from millstream.shard.shard import Shard
+
+
+class Deadlines:
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._touched: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        # Where reads restarted windows and this shard does not lead: whoever does must hear of it.
+        self.on_touched: Callable[[dict[int, int]], None] = lambda touched: None
+
+    def start(self, saved: Iterable[tuple[int, int]], unsaved: Iterable[Stream]) -> None:
+        """Watch over the incarnations that the catalog says have deadlines, and over those it does not know yet."""
+        self._heap = [(deadline, incarnation) for incarnation, deadline in saved]
+        heapq.heapify(self._heap)
+        for stream in unsaved:
+            self.watch(stream)
+
+    def tick(self) -> None:
+        """Do what is due; called once a second."""
+        if self._shard.committer.failure is None:
+            self.flush_touches()
+            self._expire()
+        elif self._touched:
+            touched, self._touched = self._touched, {}
+            self.on_touched(touched)
+
+    def touch(self, stream: Stream) -> None:
+        """A read restarts a sliding window. That becomes a record once a second, not once a read."""
+        if stream.expiry.ttl_seconds is not None:
+            stream.last_access_ms = self._shard.clock.now_ms()
+            self._touched[stream.incarnation] = stream.last_access_ms
+
+    def touched_elsewhere(self, touched: dict[int, int]) -> None:
+        """Reads at other nodes restarted these windows."""
+        for incarnation, at_ms in touched.items():
+            if self._touched.get(incarnation, 0) < at_ms:
+                self._touched[incarnation] = at_ms
+
+    def watch(self, stream: Stream | None) -> None:
+        if stream is not None:
+            deadline_ms = stream.expiry.deadline_ms(stream.last_access_ms)
+            if deadline_ms is not None:
+                heapq.heappush(self._heap, (deadline_ms, stream.incarnation))
+
+    def flush_touches(self) -> None:
+        touched, self._touched = self._touched, {}
+        if touched:
+
+            def written(error: object) -> None:
+                if error is not None:
+                    self._touched = touched | self._touched
+
+            self._shard.submit(StreamsTouched(touched), written)
+
+    def _expire(self) -> None:
+        """Delete streams whose time has come. A window that slid since it was noted is noted anew."""
+        now_ms = self._shard.clock.now_ms()
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, incarnation = heapq.heappop(self._heap)
+            stream = self._shard.machine.by_incarnation(incarnation)
+            if stream is None or stream.deleted:
+                continue
+            if stream.is_expired(now_ms):
+                self._shard.alone(stream.key, partial(self._enact_expiry, incarnation), lambda outcome: None)
+            else:
+                self.watch(stream)
+
+    def _enact_expiry(self, incarnation: int, reply: Reply) -> None:
+        stream = self._shard.machine.by_incarnation(incarnation)
+        now_ms = self._shard.clock.now_ms()
+        if stream is None or stream.deleted:
+            reply(None)
+        elif stream.is_expired(now_ms):
+            self._shard.submit(StreamDeleted(incarnation, now_ms, stream.key, expired=True), reply)
+        else:
+            self.watch(stream)
+            reply(None)

@@ -1,0 +1,260 @@
+"""The catalog's rows: what is stored of streams, buckets, subscriptions, segments and flushes, and as which bytes.
+
+Rows are msgpack arrays; fields are only added at the end, with a default. `tiers/catalog.py` says which table holds
+which, under which key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.protocol.expiry import Expiry
+from millstream.protocol.keys import StreamKey
+from millstream.protocol.producers import ProducerClaim, ProducerState
+from millstream.streams.machine import StateMachine
+from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, SnapshotRef, SubscriptionConfig, Wake
+from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
+from millstream.streams.subscriptions import Link, Subscription
+from millstream.tiers.manifests import ManifestStream
+from millstream.tiers.segments import Extent
+
+
+class StreamRow(msgspec.Struct, array_like=True, gc=False):
+    incarnation: int
+    content_type: str
+    created_at_ms: int
+    last_write_at_ms: int
+    last_access_ms: int
+    tail: int
+    closed: bool
+    closed_by: ProducerClaim | None
+    seq: str | None
+    producers: dict[str, ProducerState]
+    expiry: Expiry
+    fork: ForkPoint | None
+    forks: int
+    soft_deleted: bool
+    earliest: int = 0
+    snapshot: SnapshotRef | None = None
+
+
+class BucketRow(msgspec.Struct, array_like=True, gc=False):
+    name: str
+    created_at_ms: int
+    streams: int
+
+
+class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
+    id: str
+    created_at_ms: int
+    base_url: str
+    config: SubscriptionConfig
+    links: dict[str, tuple[list[str], int]]
+    generation: int
+    wake: Wake | None
+    retry_count: int
+    next_attempt_ms: int | None
+
+
+class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Messages of one incarnation in one row group: the offset they end at, and where they are."""
+
+    offset_end: int
+    segment: int
+    row_group: int
+    row_start: int
+    rows: int
+
+
+class SegmentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    segment: SegmentRef
+    live_bytes: int
+
+
+class FlushRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    first_position: int
+    notes: str
+    segments: list[int]
+
+
+class SealedSegment(NamedTuple):
+    """A segment and its index, on their way into the catalog."""
+
+    segment: SegmentRef
+    extents: list[Extent]
+
+
+class SealedFlush(NamedTuple):
+    through: int
+    first_position: int
+    notes: str
+    segments: list[SealedSegment]
+
+
+class SealedReplacement(NamedTuple):
+    """A compaction on its way into the catalog: the paths it replaces, the new segments with their indexes."""
+
+    replaced: list[str]
+    segments: list[SealedSegment]
+
+
+class Kept(NamedTuple):
+    """What counts of a stream: its messages that end beyond `earliest`."""
+
+    earliest: int
+    content_type: str
+
+
+class ColdTotals(NamedTuple):
+    segments: int
+    payload_bytes: int
+    stored_bytes: int
+
+
+class FoundExtent(NamedTuple):
+    offset_start: int
+    row: ExtentRow
+
+
+encode_row: Final = msgspec.msgpack.Encoder().encode
+decode_stream_row: Final = msgspec.msgpack.Decoder(StreamRow).decode
+decode_extent: Final = msgspec.msgpack.Decoder(ExtentRow).decode
+decode_segment: Final = msgspec.msgpack.Decoder(SegmentRow).decode
+decode_flush: Final = msgspec.msgpack.Decoder(FlushRow).decode
+_BUCKETS: Final = msgspec.msgpack.Decoder(list[BucketRow])
+_SUBSCRIPTIONS: Final = msgspec.msgpack.Decoder(list[SubscriptionRow])
+_NOTHING: Final = b"\x90"  # an empty array
+_SECRETS: Final = msgspec.msgpack.Decoder(SecretsCreated)
+
+
+class Checkpoint(NamedTuple):
+    """Everything one transaction writes. Built on the loop, written on a thread."""
+
+    position: int
+    streams: list[ManifestStream]
+    removed: list[tuple[bytes, bytes]]  # incarnation, name
+    freed_blobs: list[bytes]
+    singletons: dict[bytes, bytes]
+    trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
+    flushes: list[SealedFlush]
+    now_ms: int
+    replacements: Sequence[SealedReplacement] = ()
+
+
+def u32(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def u64(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def encode_key(key: StreamKey) -> bytes:
+    return f"{key.bucket}\0{key.stream}".encode()
+
+
+def decode_key(raw: bytes) -> StreamKey:
+    bucket, _, stream = raw.decode().partition("\0")
+    return StreamKey(bucket, stream)
+
+
+def encode_stream(stream: Stream) -> ManifestStream:
+    row = StreamRow(
+        stream.incarnation,
+        stream.content_type,
+        stream.created_at_ms,
+        stream.last_write_at_ms,
+        stream.last_access_ms,
+        stream.tail,
+        stream.closed,
+        stream.closed_by,
+        stream.seq,
+        stream.producers,
+        stream.expiry,
+        stream.fork,
+        stream.forks,
+        stream.soft_deleted,
+        stream.earliest,
+        stream.snapshot,
+    )
+    return ManifestStream(
+        stream.incarnation,
+        encode_key(stream.key),
+        encode_row(row),
+        stream.expiry.deadline_ms(0) is not None,
+        stream.snapshot.blob.encode() if stream.snapshot is not None else None,
+    )
+
+
+def decode_stream(key: StreamKey, data: bytes | memoryview) -> Stream:
+    row = decode_stream_row(data)
+    stream = Stream(
+        row.incarnation,
+        key,
+        row.content_type,
+        created_at_ms=row.created_at_ms,
+        expiry=row.expiry,
+        fork=row.fork,
+    )
+    stream.last_write_at_ms = row.last_write_at_ms
+    stream.last_access_ms = row.last_access_ms
+    stream.tail = row.tail
+    stream.closed = row.closed
+    stream.closed_by = row.closed_by
+    stream.seq = row.seq
+    stream.producers = row.producers or NO_PRODUCERS
+    stream.forks = row.forks
+    stream.earliest = row.earliest
+    stream.snapshot = row.snapshot
+    stream.soft_deleted = stream.deleted = row.soft_deleted
+    return stream
+
+
+def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:
+    singletons = {
+        b"buckets": encode_row(
+            [BucketRow(bucket.name, bucket.created_at_ms, bucket.streams) for bucket in machine.buckets.values()]
+        ),
+        b"subscriptions": encode_row(list(_subscription_rows(machine.subscriptions.by_id.values()))),
+    }
+    if machine.secrets is not None:
+        singletons[b"secrets"] = encode_row(machine.secrets)
+    return singletons
+
+
+def restore_singletons(machine: StateMachine, get: Callable[[bytes], bytes | None]) -> None:
+    """The reverse of `encode_singletons`, into a machine that has none of it yet."""
+    for row in _BUCKETS.decode(get(b"buckets") or _NOTHING):
+        machine.buckets[row.name] = Bucket(row.name, row.created_at_ms, streams=row.streams)
+    for saved in _SUBSCRIPTIONS.decode(get(b"subscriptions") or _NOTHING):
+        machine.subscriptions.by_id[saved.id] = _subscription(saved)
+    secrets = get(b"secrets")
+    machine.secrets = _SECRETS.decode(secrets) if secrets is not None else None
+
+
+def _subscription_rows(subscriptions: Iterable[Subscription]) -> Iterator[SubscriptionRow]:
+    for subscription in subscriptions:
+        yield SubscriptionRow(
+            subscription.id,
+            subscription.created_at_ms,
+            subscription.base_url,
+            subscription.config,
+            {path: (sorted(link.types), link.acked) for path, link in subscription.links.items()},
+            subscription.generation,
+            subscription.wake,
+            subscription.retry_count,
+            subscription.next_attempt_ms,
+        )
+
+
+def _subscription(row: SubscriptionRow) -> Subscription:
+    subscription = Subscription(row.id, row.created_at_ms, row.base_url, row.config)
+    subscription.links = {path: Link(types, acked) for path, (types, acked) in row.links.items()}
+    subscription.generation = row.generation
+    subscription.wake = row.wake
+    subscription.retry_count = row.retry_count
+    subscription.next_attempt_ms = row.next_attempt_ms
+    return subscription
