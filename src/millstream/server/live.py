@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from copy import copy
 from typing import Any, TypeVar
@@ -111,7 +112,7 @@ class LongPoll:
         self._readers.live.discard(self)
 
 
-class Follower:
+class Follower(ABC):
     """A body stream that is woken by a topic, until it ends itself or its connection's time is over.
 
     Subclasses say in `_advance` what comes next: they write at most one piece and return whether to go on.
@@ -126,11 +127,8 @@ class Follower:
         self._timers: list[asyncio.TimerHandle] = []
         self._fetching: asyncio.Task[None] | None = None
 
-    def _greet(self) -> None:
-        """What a follower sends first, before anything happens."""
-
-    def _advance(self) -> bool:
-        raise NotImplementedError  # every follower has its own
+    @abstractmethod
+    def _advance(self) -> bool: ...
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -140,7 +138,6 @@ class Follower:
         lifetime = loop.call_later(limits.sse_lifetime_seconds, self._finish)
         heartbeat = loop.call_later(limits.sse_heartbeat_seconds, self._beat)
         self._timers = [lifetime, heartbeat]
-        self._greet()
         self.wake()
 
     def wake(self) -> None:
@@ -207,9 +204,11 @@ class StreamFollower(Follower):
         self._offset = min(offset, stream.tail)
         self._cursor = readers.cursor(cursor)
 
-    def _greet(self) -> None:
-        if self._offset == self._stream.tail and not self._stream.closed:
-            # Nothing to send yet: the first control event still tells the client where it stands (§6, `now`).
+    def start(self, sink: Sink) -> None:
+        has_nothing_yet = self._offset == self._stream.tail and not self._stream.closed
+        super().start(sink)
+        if has_nothing_yet:
+            # The first control event still tells the client where it stands (§6, `now`).
             self._write(self._control(self._offset, up_to_date=True, closed=False))
 
     def _advance(self) -> bool:
