@@ -32,6 +32,7 @@ def reply_later(request: Request, work: Coroutine[Any, Any, T], render: Callable
     task = asyncio.get_running_loop().create_task(run())
     _running.add(task)
     task.add_done_callback(_running.discard)
+    task.add_done_callback(lambda _: work.close())  # one that was cancelled early never began it
     request.on_disconnect = lambda: _cancel(task)
 
 

@@ -80,6 +80,14 @@ class LiveReaders:
         return self._encoded[1]
 
 
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
 class LongPoll:
     """Waits until `is_ready` or until time is up, then calls `done` once."""
 
@@ -103,10 +111,13 @@ class LongPoll:
         self._finish()
 
     def _finish(self) -> None:
+        done = self._done
         self.cancel()
-        self._done()
+        done()
 
     def cancel(self) -> None:
+        # Both know the request, which knows this: no cycle may outlast the read.
+        self._is_ready, self._done = _never, _nothing
         self._timer.cancel()
         self._readers.shard.unlisten(self._topic, self)
         self._readers.live.discard(self)
