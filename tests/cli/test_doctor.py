@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from millstream import config as configuration
-from millstream.cli.checks import Finding, run_checks
+from millstream.cli.checks import run_checks
+from millstream.cli.findings import Finding
 from millstream.clock import SystemClock
+from support.access import Issuer, make_certificate, make_token
 from support.commands import command_line, environment, millstream
 from support.server import ServerProcess
 
@@ -42,6 +44,9 @@ def test_a_sound_machine_is_well(tmp_path: Path) -> None:
         "clock",
         "open files",
         "memory",
+        "exposure",
+        "certificate",
+        "access",
         "port",
     }
     assert contents(tmp_path) == before
@@ -136,3 +141,113 @@ def test_an_unset_clock_is_a_problem(tmp_path: Path) -> None:
     config = configuration.load(None, {}, (f"server.data_dir={tmp_path}", "server.listen=127.0.0.1:0"))
     found = {finding.check: finding for finding in run_checks(config, Unset())}["clock"]
     assert found.level == "problem" and "1970-01-01" in found.message
+
+
+def guarded(tmp_path: Path, *assignments: str) -> list[Finding]:
+    """What is found about access, for a server with tokens and a certificate that listens to other machines."""
+    cert, key = make_certificate(tmp_path)
+    key.chmod(0o600)
+    make_token(tmp_path / "tokens.json", "read:*")
+    config = configuration.load(
+        None,
+        {},
+        (
+            f"server.data_dir={tmp_path}",
+            "server.listen=0.0.0.0:0",
+            "auth.enabled=true",
+            f"tls.cert={cert}",
+            f"tls.key={key}",
+            *assignments,
+        ),
+    )
+    return [one for one in run_checks(config, SystemClock()) if one.check in ("exposure", "certificate", "access")]
+
+
+def test_a_guarded_server_is_well_and_its_certificate_and_tokens_are_told(tmp_path: Path) -> None:
+    exposure, certificate, access = guarded(tmp_path)
+    assert {exposure.level, certificate.level, access.level} == {"ok"}
+    assert "with [auth] and [tls]" in exposure.message
+    assert "is for localhost, 127.0.0.1, fits its key" in certificate.message and "(29 days)" in certificate.message
+    assert access.message == f"1 token in {tmp_path / 'tokens.json'}"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "check", "level", "message", "hint"),
+    [
+        (("tls.cert=", "tls.key="), "exposure", "problem", "the server would not start", "--insecure"),
+        (("tls.cert=", "tls.key=", "server.insecure=true"), "exposure", "warning", "without [tls]", "tls.cert"),
+        (("tls.key=",), "certificate", "problem", "tls.key is not set", "both tls.cert and tls.key"),
+        (("tls.key={tmp}/tokens.json",), "certificate", "problem", "no certificate and its key", "PEM"),
+        (("tls.key={tmp}/other.key",), "certificate", "problem", "KEY_VALUES_MISMATCH", "PEM"),
+        (("tls.cert={tmp}/absent.pem",), "certificate", "problem", "cannot be read", "read access"),
+        (("auth.tokens_file={tmp}/empty",), "access", "warning", "nobody may do anything", "token create"),
+        (("auth.tokens_file={tmp}/server.pem",), "access", "problem", "is not one", "security.md"),
+        (("auth.jwks_file={tmp}/absent",), "access", "problem", "cannot be read", "[auth]"),
+        (("auth.jwks_file={tmp}/server.pem",), "access", "problem", "is not a JWK set", '"keys"'),
+        (
+            ("auth.enabled=false", "server.insecure=true", "auth.jwks_file={tmp}/keys"),
+            "access",
+            "warning",
+            "auth.enabled is not",
+            "auth.enabled=true",
+        ),
+    ],
+)
+def test_what_is_wrong_about_access_comes_with_its_remedy(
+    tmp_path: Path, assignments: tuple[str, ...], check: str, level: str, message: str, hint: str
+) -> None:
+    make_certificate(tmp_path, "other")
+    found = guarded(tmp_path, *(one.format(tmp=tmp_path) for one in assignments))
+    (finding,) = [one for one in found if one.check == check]
+    assert finding.level == level and message in finding.message and hint in (finding.hint or ""), finding
+
+
+def test_secrets_that_others_may_read_are_a_warning(tmp_path: Path) -> None:
+    guarded(tmp_path)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps(Issuer().jwks()))
+    for path in (tmp_path / "tokens.json", tmp_path / "server.key", keys):
+        path.chmod(0o644)
+    config = configuration.load(
+        None,
+        {},
+        (
+            f"server.data_dir={tmp_path}",
+            "auth.enabled=true",
+            f"auth.jwks_file={keys}",
+            f"tls.cert={tmp_path / 'server.pem'}",
+            f"tls.key={tmp_path / 'server.key'}",
+        ),
+    )
+    warnings = [one for one in run_checks(config, SystemClock()) if "by others (mode 0644)" in one.message]
+    assert [one.hint for one in warnings] == [
+        f"chmod 600 {tmp_path / 'server.key'}",
+        f"chmod 600 {tmp_path / 'tokens.json'}",
+        f"chmod 600 {keys}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("days", "level", "message"),
+    [(-2, "problem", "not valid before"), (15, "warning", "(14 days)"), (31, "problem", "and expired on")],
+)
+def test_a_certificate_that_is_not_valid_or_not_for_long(tmp_path: Path, days: int, level: str, message: str) -> None:
+    class Later(SystemClock):
+        def now_ms(self) -> int:
+            return super().now_ms() + days * 86_400_000
+
+    cert, key = make_certificate(tmp_path)
+    key.chmod(0o600)
+    config = configuration.load(None, {}, (f"server.data_dir={tmp_path}", f"tls.cert={cert}", f"tls.key={key}"))
+    (found,) = [one for one in run_checks(config, Later()) if one.check == "certificate"]
+    assert found.level == level and message in found.message, found
+
+
+def test_a_running_server_with_tls_is_recognised(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    settings = (f"tls.cert={cert}", f"tls.key={key}")
+    with ServerProcess(tmp_path / "data", settings=settings) as server:
+        listen = server.url.removeprefix("https://")
+        found = findings(f"server.data_dir={tmp_path / 'data'}", f"server.listen={listen}", *settings)
+        assert found["port"].message.startswith("a millstream server (")
+        assert server.stop() == 0

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from millstream.client import Client, Unavailable
 from support.commands import json_of, millstream, output_of
+from support.server import ServerProcess
 
 START = "0000000000000000_0000000000000000"
 
@@ -118,3 +122,23 @@ def test_status(url: str) -> None:
     assert json_of("status", url=url)["is_well"] is True
     shown = output_of("status", url=url)
     assert url in shown and "status               ok" in shown and "\033" not in shown
+
+
+def test_status_of_a_server_that_takes_no_writes_says_why(tmp_path: Path) -> None:
+    settings = ("hot.bytes_max=200KiB", "cold.flush_interval=1h", f"cold.path={tmp_path / 'cold'}")
+    with ServerProcess(tmp_path / "data", settings=settings) as server, Client(server.url, retries=0) as client:
+        assert client.readiness() == client.readiness(of_cluster=True) == (True, ())
+        (tmp_path / "cold").rename(tmp_path / "away")
+        (tmp_path / "cold").write_text("in the way")
+        stream = client.stream("status/full")
+        stream.create()
+        with pytest.raises(Unavailable, match="memory"):
+            for _ in range(4):
+                stream.append(bytes(150 << 10))
+        readiness = client.readiness()
+        assert not readiness.is_ready and "writers are being refused" in readiness.problems[0]
+        shown = millstream("status", url=server.url)
+        assert shown.returncode == 1 and b"not well" in shown.stdout and readiness.problems[0].encode() in shown.stdout
+        report = json.loads(millstream("status", "--json", url=server.url).stdout)
+        assert (report["is_well"], report["is_ready"], report["is_cluster_ready"]) == (False, False, False)
+        assert readiness.problems[0] in report["problems"]

@@ -26,6 +26,7 @@ from support.cold import (
     verified,
     wait_until_flushed,
 )
+from support.commands import millstream
 from support.s3 import S3Server, shared_s3_server
 
 SETTINGS = ("cold.flush_interval=100ms", "hot.keep_bytes=0B")
@@ -166,7 +167,7 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path, damaged: FolderStore, where
     done = run_command("cold", "verify", data_dir=tmp_path, store=damaged)
     assert done.returncode == 1
     assert path in done.stderr
-    assert done.stdout == "checked 3 segments, 1 problems\n"
+    assert done.stdout == "checked 3 segments, 1 problem\n"
 
 
 def test_verify_finds_a_segment_that_is_missing(tmp_path: Path, damaged: FolderStore) -> None:
@@ -269,3 +270,10 @@ def test_credentials_come_from_the_variables_that_the_settings_name(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)) == set(MESSAGES)
     assert asyncio.run(filled_s3.objects().head(sorted(names(filled_s3, "segments"))[0])).size > 0
+
+
+def test_a_cold_tier_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) -> None:
+    done = millstream("cold", "ls", "--data-dir", str(tmp_path / "nowhere"))
+    assert done.returncode == 1
+    assert "there is no cold tier in" in done.stderr.decode() and "--data-dir" in done.stderr.decode()
+    assert list(tmp_path.iterdir()) == []

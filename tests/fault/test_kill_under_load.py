@@ -8,9 +8,9 @@ import time
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-import httpx
 import pytest
 
+from millstream.client import Client
 from support.load import Account, StreamUnderLoad, Tailer, Writer, decode, split
 from support.server import ServerProcess
 
@@ -39,9 +39,9 @@ def _run(tmp_path: Path, *, kills: int, streams: int, producers: int, appenders:
     loaded = [StreamUnderLoad(f"/v1/stream/load/{number}", number % 2 == 0) for number in range(streams)]
     stopping = threading.Event()
     with ServerProcess(tmp_path / "data", settings=SETTINGS) as server:
-        with httpx.Client(base_url=server.url) as client:
+        with Client(server.url) as client:
             for stream in loaded:
-                assert client.put(stream.path, headers={"content-type": stream.content_type}).status_code == 201
+                assert client.stream(stream.name).create(content_type=stream.content_type).is_new
         writers = [
             # Every stream has several producers; appenders share streams with them.
             Writer(
@@ -75,25 +75,14 @@ def _run(tmp_path: Path, *, kills: int, streams: int, producers: int, appenders:
         # Once more from disk alone.
         server.kill()
         server.start()
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with Client(server.url) as client:
             for stream in loaded:
-                _check(stream, _messages(client, stream), writers, tailers)
+                chunks = client.stream(stream.name).read()
+                _check(stream, [one for chunk in chunks for one in split(stream, chunk.data)], writers, tailers)
         assert server.stop() == 0
         assert "Traceback" not in server.stderr()
     assert any(tailer.seen for tailer in tailers)
     assert sum(len(account.acknowledged) for writer in writers for account in writer.accounts) > kills * 20
-
-
-def _messages(client: httpx.Client, stream: StreamUnderLoad) -> list[bytes]:
-    messages: list[bytes] = []
-    offset = "-1"
-    while True:
-        answer = client.get(stream.path, params={"offset": offset})
-        assert answer.status_code == 200
-        messages += split(stream, answer.content)
-        offset = answer.headers["stream-next-offset"]
-        if "stream-up-to-date" in answer.headers:
-            return messages
 
 
 def _check(stream: StreamUnderLoad, messages: list[bytes], writers: list[Writer], tailers: list[Tailer]) -> None:

@@ -6,8 +6,6 @@ import io
 import json
 import logging
 import re
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,40 +141,3 @@ def test_the_format_follows_the_stream_unless_it_is_set(
         root.setLevel(level)
     assert stream.getvalue().startswith("{") == is_json
     assert "hello" in stream.getvalue() and "unseen" not in stream.getvalue()
-
-
-def test_sighup_reloads_level_access_log_and_limits_and_says_what_needs_a_restart(tmp_path: Path) -> None:
-    config = tmp_path / "millstream.toml"
-    config.write_text("version = 1\n")
-    command = (*ServerProcess(tmp_path)._command, "--config", str(config))
-    with ServerProcess(tmp_path / "data", command=command) as server:
-        assert server.process is not None
-
-        def reload(content: str, until: str) -> None:
-            config.write_text(f"version = 1\n{content}")
-            server.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
-            deadline = time.monotonic() + 10
-            while until not in server.stderr():
-                assert time.monotonic() < deadline, server.stderr()
-                time.sleep(0.02)
-
-        reload("[logging]\naccess = true\nlevel = 'debug'\n", "level debug")
-        assert httpx.get(server.url + "/healthz").status_code == 200
-        assert "GET /healthz 200" in server.stderr()
-        reload("[http]\nbody_bytes_max = '1KiB'\n", "level info")
-        too_large = httpx.post(server.url + PATH, content=bytes(2000), headers=TEXT)
-        assert too_large.status_code == 413
-        before = server.stderr().count("reloaded")
-        reload("[limits]\naddress_requests_per_second = 1\nburst = '1s'\n", "reloaded")
-        while server.stderr().count("reloaded") == before:
-            time.sleep(0.02)
-        with RawConnection(server.url) as connection:
-            connection.send(connection.request("GET", "/v1/stream/a/b") * 20)
-            assert 429 in {connection.answer().status for _ in range(20)}
-        reload("[log]\nsegment_bytes = '1MiB'\n", "need a restart: log.segment_bytes")
-        reload("[nonsense]\nkey = 1\n", "the former one stays")
-        deadline = time.monotonic() + 10
-        while httpx.get(server.url + "/healthz").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        assert server.stop() == 0

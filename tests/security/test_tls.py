@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from millstream.client import Client
 from support.access import make_certificate
 from support.server import ServerProcess
 
@@ -46,23 +47,17 @@ def test_streams_work_over_tls_and_urls_say_https(
     secured: tuple[ServerProcess, ssl.SSLContext, Path],
 ) -> None:
     server, trust, _ = secured
-    with httpx.Client(base_url=server.url, verify=trust, timeout=20) as client:
-        created = client.put(PATH, headers=TEXT)
-        assert created.status_code == 201
-        assert created.headers["location"] == f"{server.url}{PATH}"
+    created = httpx.put(server.url + PATH, headers=TEXT, verify=trust)
+    assert created.status_code == 201
+    assert created.headers["location"] == f"{server.url}{PATH}"
+    with Client(server.url, ssl_context=trust) as client:
+        stream = client.stream("tls/s")
         body = os.urandom(3 << 20)
-        assert client.post(PATH, content=body, headers=TEXT).status_code == 204
-        received, offset = b"", "-1"
-        while True:
-            answer = client.get(PATH, params={"offset": offset})
-            received, offset = received + answer.content, answer.headers["stream-next-offset"]
-            if "stream-up-to-date" in answer.headers:
-                break
-        assert received == body
-        with client.stream("GET", PATH, params={"offset": "now", "live": "sse"}) as follower:
-            lines = follower.iter_lines()
-            assert client.post(PATH, content=b"live", headers=TEXT).status_code == 204
-            assert any(line == "data:live" for line in lines)
+        end = stream.append(body).next_offset
+        assert stream.read_all() == body
+        with stream.follow(end, mode="sse") as following:
+            stream.append(b"live")
+            assert next(chunk.data for chunk in following if chunk.data) == b"live"
 
 
 def test_an_answer_that_ends_its_connection_arrives_whole(

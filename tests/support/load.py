@@ -23,6 +23,11 @@ class StreamUnderLoad(NamedTuple):
     is_json: bool
 
     @property
+    def name(self) -> str:
+        """As the client calls it."""
+        return self.path.removeprefix("/v1/stream/")
+
+    @property
     def content_type(self) -> str:
         return "application/json" if self.is_json else "application/octet-stream"
 

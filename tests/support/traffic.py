@@ -14,14 +14,19 @@ from collections.abc import Callable
 
 import httpx
 
+from millstream.client import Client, ClientError, ConnectionFailed
 from support.raw_http import RawConnection
 
 TEXT = ("Content-Type", "text/plain")
 STREAMS = 8
 
 
+def name_of(number: int) -> str:
+    return f"soak/{number % STREAMS}"
+
+
 def path_of(number: int) -> str:
-    return f"/v1/stream/soak/{number % STREAMS}"
+    return f"/v1/stream/{name_of(number)}"
 
 
 class Traffic:
@@ -49,10 +54,9 @@ class Traffic:
         ]
 
     def __enter__(self) -> Traffic:
-        with httpx.Client(base_url=self.url) as client:
+        with Client(self.url) as client:
             for number in range(STREAMS):
-                status = client.put(path_of(number), headers=dict([TEXT])).status_code
-                assert status in (200, 201)
+                client.stream(name_of(number)).create(content_type=TEXT[1])
         for thread in self._threads:
             thread.start()
         return self
@@ -69,8 +73,9 @@ class Traffic:
             try:
                 kind(number)
                 self.counts[name] = self.counts.get(name, 0) + 1
-            except (OSError, AssertionError, httpx.TransportError) as error:
-                if not self._stopping.is_set() and not isinstance(error, OSError | httpx.TransportError):
+            except (OSError, AssertionError, ClientError, httpx.TransportError) as error:
+                is_expected = isinstance(error, OSError | ConnectionFailed | httpx.TransportError)
+                if not self._stopping.is_set() and not is_expected:
                     self.problems.append(f"{name}: {error!r}")
                 time.sleep(0.05)
 
@@ -79,13 +84,13 @@ class Traffic:
     def _write(self, number: int) -> None:
         """Appends in order; each number is its stream's only writer."""
         account = self.acknowledged[number]
-        with httpx.Client(base_url=self.url, timeout=20) as client:
+        with Client(self.url, timeout=20) as client:
+            stream = client.stream(name_of(number))
             for _ in range(50):
                 if self._stopping.is_set():
                     return
                 message = b"%d:%d;" % (number, len(account)) + b"x" * self._random.randrange(0, 2000) + b"\n"
-                answer = client.post(path_of(number), content=message, headers=dict([TEXT]))
-                assert answer.status_code == 204, answer.status_code
+                stream.append(message)
                 account.append(message)
                 time.sleep(0.002)
 
@@ -110,13 +115,11 @@ class Traffic:
 
     def _catch_up(self, number: int) -> None:
         """All of a stream from its start, hot and cold; each message follows the one before it."""
-        with httpx.Client(base_url=self.url, timeout=20) as client:
-            offset, content = "-1", b""
-            while not self._stopping.is_set():
-                answer = client.get(path_of(number), params={"offset": offset})
-                assert answer.status_code == 200, answer.status_code
-                content, offset = content + answer.content, answer.headers["stream-next-offset"]
-                if "stream-up-to-date" in answer.headers:
+        with Client(self.url, timeout=20) as client:
+            content = b""
+            for chunk in client.stream(name_of(number)).read():
+                content += chunk.data
+                if self._stopping.is_set():
                     break
             seen = [line.partition(b";")[0] for line in content.split(b"\n")[:-1]]
             assert seen == [b"%d:%d" % (number % STREAMS, index) for index in range(len(seen))], "out of order"
@@ -154,9 +157,9 @@ class Traffic:
 
     def _come_and_go(self, number: int) -> None:
         """Streams that are created, written, read and deleted."""
-        path = f"/v1/stream/soak/passing-{self._random.randrange(1 << 30)}"
-        with httpx.Client(base_url=self.url, timeout=20) as client:
-            assert client.put(path, content=b"short", headers=dict([TEXT])).status_code == 201
-            assert client.get(path).content == b"short"
-            assert client.delete(path).status_code == 204
+        with Client(self.url, timeout=20) as client:
+            stream = client.stream(f"soak/passing-{self._random.randrange(1 << 30)}")
+            assert stream.create(content_type=TEXT[1], body=b"short").is_new
+            assert stream.read_all() == b"short"
+            stream.delete()
         time.sleep(0.02)

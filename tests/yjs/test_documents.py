@@ -206,3 +206,24 @@ def test_compactions_are_counted(document: DocumentClient, yjs_server: ServerPro
     document.write(Typist().type("x" * 16_384))  # four times the threshold
     document.wait_for_snapshot()
     assert counted() > before
+
+
+def test_what_the_adapters_refuse_by_themselves_is_worded_as_everything_else(
+    document: DocumentClient, yjs_server: ServerProcess, tmp_path: Path
+) -> None:
+    too_large = document.http.post(document.url, content=bytes(9 << 20), headers=OCTETS)
+    assert code(too_large) == (413, "PAYLOAD_TOO_LARGE")
+    too_long = document.http.post(document.url, content=b"", headers={"x": "x" * (33 << 10)})
+    assert code(too_long) == (431, "HEADERS_TOO_LARGE")
+    elsewhere = httpx.post(f"{yjs_server.url}/v1/stream/notes/s", content=bytes(9 << 20), headers=OCTETS)
+    assert code(elsewhere) == (413, "payload_too_large")
+
+    async def embedded() -> None:
+        app = MillstreamApp(tmp_path / "data", http__body_bytes_max="1KiB")
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://embedded") as http:
+            refused = await http.post("/v1/yjs/notes/docs/plan", content=bytes(2000), headers=OCTETS)
+            assert code(refused) == (413, "PAYLOAD_TOO_LARGE")
+        await app.close()
+
+    asyncio.run(embedded())

@@ -13,12 +13,15 @@ import os
 import resource
 import shutil
 import socket
+import ssl
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
+from millstream.cli.access_checks import access, certificate, exposure
+from millstream.cli.findings import Finding, Level, date
 from millstream.cli.options import human_bytes
 from millstream.client import Client, ClientError
 from millstream.clock import Clock
@@ -26,8 +29,6 @@ from millstream.config import Config
 from millstream.errors import MillstreamError
 from millstream.server.run import object_store_settings
 from millstream.tiers.objects import open_objects
-
-Level = Literal["ok", "warning", "problem"]
 
 DISK_FREE_BYTES_MIN: Final = 1 << 30
 DISK_FREE_BYTES_FEW: Final = 10 << 30
@@ -40,15 +41,20 @@ DESCRIPTORS_RESERVED: Final = 256
 VOLATILE: Final = ("tmpfs", "ramfs")
 
 
-class Finding(NamedTuple):
-    check: str
-    level: Level
-    message: str
-    hint: str | None = None
-
-
 def run_checks(config: Config, clock: Clock) -> Iterator[Finding]:
-    for check in (_data_directory, _disk, _durability, _object_store, _clock, _descriptors, _memory, _port):
+    for check in (
+        _data_directory,
+        _disk,
+        _durability,
+        _object_store,
+        _clock,
+        _descriptors,
+        _memory,
+        exposure,
+        certificate,
+        access,
+        _port,
+    ):
         yield from check(config, clock)
 
 
@@ -248,14 +254,14 @@ def _clock(config: Config, clock: Clock) -> Iterator[Finding]:
     name, now_ms = "clock", clock.now_ms()
     hint = "run an NTP client such as chrony; expiry and tokens depend on the time"
     if now_ms < RELEASED_AT_MS:
-        yield Finding(name, "problem", f"the clock says {_date(now_ms)}: it is not set", hint)
+        yield Finding(name, "problem", f"the clock says {date(now_ms)}: it is not set", hint)
         return
     newest = max((_modified_ms(path) for path in config.server.data_dir.glob("log/*")), default=0)
     if newest > now_ms + SKEW_SECONDS_MAX * 1000:
-        message = f"the log was written at {_date(newest)}, and the clock says {_date(now_ms)}: it has gone back"
+        message = f"the log was written at {date(newest)}, and the clock says {date(now_ms)}: it has gone back"
         yield Finding(name, "warning", message, hint)
     else:
-        yield Finding(name, "ok", f"the clock says {_date(now_ms)}")
+        yield Finding(name, "ok", f"the clock says {date(now_ms)}")
 
 
 def _modified_ms(path: Path) -> int:
@@ -263,10 +269,6 @@ def _modified_ms(path: Path) -> int:
         return path.stat().st_mtime_ns // 1_000_000
     except OSError:
         return 0
-
-
-def _date(milliseconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(milliseconds / 1000))
 
 
 def _descriptors(config: Config, clock: Clock) -> Iterator[Finding]:
@@ -318,15 +320,18 @@ def _port(config: Config, clock: Clock) -> Iterator[Finding]:
             message = f"cannot listen on {where}: {error.strerror}"
             yield Finding(name, "problem", message, "choose another address with --listen HOST:PORT")
             return
-        yield _neighbour(name, where)
+        yield _neighbour(name, where, is_secure=config.tls.cert is not None)
         return
     yield Finding(name, "ok", f"{where} is free")
 
 
-def _neighbour(name: str, where: str) -> Finding:
-    """Who listens where the server would."""
+def _neighbour(name: str, where: str, *, is_secure: bool) -> Finding:
+    """Who listens where the server would. Nothing is told to it, so its certificate may be anybody's."""
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    url = f"{'https' if is_secure else 'http'}://{where.replace('0.0.0.0', '127.0.0.1').replace('[::]', '[::1]')}"
     try:
-        with Client(f"http://{where.replace('0.0.0.0', '127.0.0.1')}", timeout=2.0, retries=0) as client:
+        with Client(url, timeout=2.0, retries=0, ssl_context=trust) as client:
             version = client.health().get("version")
     except ClientError:
         return Finding(name, "problem", f"another program listens on {where}", "stop it, or choose another address")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
-import urllib.error
-import urllib.request
-from typing import Any
+from typing import Any, Final, TypeVar
 
-import msgspec
-
-from millstream.cli.options import add_json, print_json, print_table
+from millstream.cli.options import print_json, print_table
+from millstream.cli.remote import add_connection, connect
+from millstream.client import NotFound, calls
+from millstream.client.conversation import Call
 from millstream.errors import MillstreamError, Unavailable
 
-URL_DEFAULT = "http://127.0.0.1:4437"
-TIMEOUT_SECONDS = 120.0
+# A node that is added answers when it has caught up, one that is removed when others have what it had.
+TIMEOUT_SECONDS: Final = 120.0
+
+T = TypeVar("T")
 
 
 def add_parser(commands: Any) -> None:
@@ -43,48 +43,23 @@ def add_parser(commands: Any) -> None:
 
 def _action(actions: Any, name: str, help_text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
-    parser.add_argument(
-        "--url",
-        default=os.environ.get("MILLSTREAM_URL", URL_DEFAULT),
-        help=f"any node of the cluster (default $MILLSTREAM_URL or {URL_DEFAULT})",
-    )
-    parser.add_argument(
-        "--token", default=os.environ.get("MILLSTREAM_TOKEN", ""), help="bearer token, if one is needed"
-    )
-    add_json(parser)
+    add_connection(parser, seconds=TIMEOUT_SECONDS)
     return parser
 
 
-def _call(options: argparse.Namespace, path: str, body: dict[str, Any] | None = None, url: str | None = None) -> Any:
-    request = urllib.request.Request(
-        (url or options.url).rstrip("/") + path,
-        data=msgspec.json.encode(body) if body is not None else None,
-        headers={"content-type": "application/json"},
-    )
-    if options.token:
-        request.add_header("authorization", f"Bearer {options.token}")
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            return msgspec.json.decode(answer.read())
-    except urllib.error.HTTPError as refusal:
-        raise _refusal(refusal.code, refusal.read()) from None
-    except (urllib.error.URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        raise Unavailable(
-            f"{options.url} does not answer: {reason}", hint="name a node that is up with --url"
-        ) from None
-
-
-def _refusal(status: int, body: bytes) -> MillstreamError:
-    try:
-        error = msgspec.json.decode(body)["error"]
-        return MillstreamError(str(error["message"]), code=str(error["code"]), hint=error.get("hint"))
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return MillstreamError(f"the node answered {status}: {body[:200].decode(errors='replace')}")
+def _call(options: argparse.Namespace, call: Call[T], url: str | None = None) -> T:
+    with connect(options, url) as client:
+        try:
+            return client.call(call)
+        except NotFound:
+            raise MillstreamError(
+                f"{client.url} is not a node of a cluster",
+                hint="name one with --url; a server becomes one by cluster.name in its configuration",
+            ) from None
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = _call(options, "/cluster/status")
+    status = _call(options, calls.document("/cluster/status"))
     if options.json:
         print_json(status)
         return 0 if status["ready"] else 1
@@ -125,15 +100,15 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _transfer(options: argparse.Namespace) -> int:
-    status = _call(options, "/cluster/status")
+    status = _call(options, calls.document("/cluster/status"))
     shard = options.shard if options.shard is not None else 0
     if not 0 <= shard < len(status["shards"]):
         raise MillstreamError(f"there is no shard {shard}: the cluster has {len(status['shards'])}")
     leader = status["shards"][shard]["leader"]
     if leader is None:
         raise Unavailable(f"shard {shard} has no leader at the moment", hint="try again in a few seconds")
-    body = {"shard": options.shard, "node": options.to}
-    answer = _call(options, "/cluster/transfer-leader", {k: v for k, v in body.items() if v is not None}, leader)
+    order = calls.order("/cluster/transfer-leader", shard=options.shard, node=options.to)
+    answer = _call(options, order, leader)
     if options.json:
         print_json(answer)
     else:
@@ -143,7 +118,7 @@ def _transfer(options: argparse.Namespace) -> int:
 
 
 def _member(options: argparse.Namespace, state: str) -> int:
-    answer = _call(options, "/cluster/members", {"node": options.node, "state": state})
+    answer = _call(options, calls.order("/cluster/members", node=options.node, state=state))
     if options.json:
         print_json(answer)
     else:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from millstream.cli.findings import counted
 from millstream.cli.options import (
     add_configuration,
     add_json,
@@ -21,7 +22,7 @@ from millstream.cli.options import (
 )
 from millstream.cli.progress import Progress
 from millstream.config import Config
-from millstream.errors import MillstreamError
+from millstream.errors import ConfigurationError, MillstreamError
 from millstream.server.run import object_store_settings
 from millstream.shard.restore import chains_of, cold_view, live_objects, live_segments
 from millstream.streams.records import SegmentRef
@@ -32,23 +33,32 @@ from millstream.tiers.segments import decode_footer, decode_row_group, row_group
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser("cold", help="look at the cold tier")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "cold",
+        help="look at the cold tier",
+        description="Look at the cold tier, from the object store itself; no server need run.",
+    )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, action, explanation in (
         ("ls", _ls, "list the segments"),
         ("stats", _stats, "add up segments, messages and bytes by bucket"),
         ("verify", _verify, "read every segment and check it; exit code 1 if something is wrong"),
     ):
-        one = actions.add_parser(name, help=explanation, description=explanation)
+        one = actions.add_parser(name, help=explanation, description=f"{explanation.capitalize()}.")
         add_configuration(one)
         add_json(one)
         one.set_defaults(run=lambda options, action=action: asyncio.run(action(options)))
 
 
 async def _open(config: Config) -> AsyncIterator[ColdTier]:
+    settings = object_store_settings(config)
+    if settings.backend == "fs" and not settings.path.is_dir():
+        raise ConfigurationError(
+            f"there is no cold tier in {settings.path}", hint="name it with --data-dir or cold.path"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         catalog = Catalog(Path(scratch))
-        cold = ColdTier(open_objects(object_store_settings(config)), catalog, 32 << 20)
+        cold = ColdTier(open_objects(settings), catalog, 32 << 20)
         try:
             yield cold
         finally:
@@ -139,7 +149,7 @@ async def _verify(options: argparse.Namespace) -> int:
     else:
         for found in problems:
             print(f"{found['path']}: {found['problem']}", file=sys.stderr)
-        print(f"checked {checked} segments, {len(problems)} problems")
+        print(f"checked {counted(checked, 'segment')}, {counted(len(problems), 'problem')}")
     return 1 if problems else 0
 
 

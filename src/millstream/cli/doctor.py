@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import Any, Final
 
-from millstream.cli.checks import Finding, run_checks
+from millstream.cli.checks import run_checks
+from millstream.cli.findings import Finding, counted
 from millstream.cli.options import add_configuration, add_json, load_configuration, print_json
 from millstream.cli.terminal import Style
 from millstream.clock import SystemClock
@@ -18,13 +19,15 @@ _MARKS: Final = {"ok": "✓", "warning": "!", "problem": "✗"}
 def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="check configuration, disk, object store, clock, limits and port",
+        help="check configuration, disk, object store, clock, limits, access and port",
         description="Check the configuration, the data directory and its disk, the object store (by writing, reading"
-        " and deleting an object), the clock, the limits on open files and memory, and the port, and say what to fix."
-        " Exit code 1 if there is a problem; warnings alone leave it 0.",
+        " and deleting an object), the clock, the limits on open files and memory, who can reach the server, its"
+        " certificate, its tokens, and the port, and say what to fix. Exit code 1 if there is a problem; warnings alone"
+        " leave it 0.",
         epilog="example: millstream doctor --config millstream.toml",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="address the server would listen on")
+    parser.add_argument("--insecure", action="store_true", help="the server would be started with --insecure")
     add_configuration(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -69,9 +72,5 @@ def _show(finding: Finding) -> None:
 def _summary(problems: int, warnings: int) -> str:
     if not problems and not warnings:
         return "all is well"
-    counted = [
-        f"{count} {word}{'' if count == 1 else 's'}"
-        for count, word in ((problems, "problem"), (warnings, "warning"))
-        if count
-    ]
-    return " and ".join(counted)
+    numbers = ((problems, "problem"), (warnings, "warning"))
+    return " and ".join(counted(count, word) for count, word in numbers if count)

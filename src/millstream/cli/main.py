@@ -13,6 +13,7 @@ import msgspec
 
 from millstream import __version__
 from millstream.cli import exit_codes
+from millstream.cli.allocator import choose_returning_allocator
 from millstream.cli.terminal import Style
 from millstream.errors import MillstreamError
 
@@ -45,6 +46,8 @@ def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     is_known = bool(arguments) and arguments[0] in COMMANDS
+    if is_known and arguments[0] == "serve":
+        choose_returning_allocator()
     options = build_parser(arguments[:1] if is_known else COMMANDS).parse_args(arguments)
     try:
         code = int(options.run(options))

@@ -22,7 +22,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:4437"
 CONNECTION: Final = "connection"
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
+def add_connection(parser: argparse.ArgumentParser, *, seconds: float = 30.0) -> None:
     group = parser.add_argument_group(CONNECTION)
     group.add_argument(
         "--url",
@@ -30,7 +30,13 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         help=f"the server, or several with commas between them (default $MILLSTREAM_URL, else {DEFAULT_URL})",
     )
     group.add_argument("--token", metavar="TOKEN", help="the token to show it (default $MILLSTREAM_TOKEN)")
-    group.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=30.0, help="longest wait (default 30)")
+    group.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=seconds,
+        help="longest wait (default 30; for cluster commands 120)",
+    )
     add_json(parser)
 
 
@@ -44,8 +50,8 @@ def _seconds(value: str) -> float:
     return seconds
 
 
-def connect(options: argparse.Namespace) -> Client:
-    url = options.url or os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
+def connect(options: argparse.Namespace, url: str | None = None) -> Client:
+    url = url or options.url or os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
     token = options.token or os.environ.get("MILLSTREAM_TOKEN") or None
     return Client(url, token, timeout=options.timeout, retries=3)
 

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from millstream.cli.findings import counted
 from millstream.cli.options import human_bytes, print_json
 from millstream.cli.remote import add_connection, connect, print_fields
 from millstream.cli.terminal import Style
@@ -17,8 +18,8 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "status",
         help="show whether a server is well",
-        description="Show whether a server is well: what it holds, what waits to be flushed, and whether it takes"
-        " writes. Exit code 1 if it does not, 5 if nobody answers.",
+        description="Show whether a server is well: whether it takes writes, whether its cluster is whole, what it"
+        " holds and what waits to be flushed. Exit code 1 if something is wrong, 5 if nobody answers.",
         epilog="example: millstream status --url http://127.0.0.1:4437 --json",
     )
     add_connection(parser)
@@ -30,29 +31,41 @@ def run(options: argparse.Namespace) -> int:
         began = time.perf_counter()
         health = client.health()
         seconds = time.perf_counter() - began
+        local, cluster = client.readiness(), client.readiness(of_cluster=True)
         try:
             stats = client.stats()
         except (Unauthorized, Forbidden):
             stats = None  # it takes an administrator's token to see more
-    is_well = health.get("status") == "ok"
-    if stats is not None:
-        is_well = is_well and not stats["backpressure"] and stats["flush_failure"] is None
+    # What keeps a node from being ready keeps its cluster from it too.
+    problems = [*local.problems, *(one for one in cluster.problems if one not in local.problems)]
+    if stats is not None and stats["flush_failure"] is not None:
+        problems.append(f"the last flush failed: {stats['flush_failure']}")
     if options.json:
-        answer_ms = round(seconds * 1000, 3)
-        print_json({"url": client.url, "is_well": is_well, "answer_ms": answer_ms, **health, "stats": stats})
+        print_json(
+            {
+                "url": client.url,
+                "is_well": not problems,
+                "answer_ms": round(seconds * 1000, 3),
+                **health,
+                "is_ready": local.is_ready,
+                "is_cluster_ready": cluster.is_ready,
+                "problems": problems,
+                "stats": stats,
+            }
+        )
     else:
-        _show(client.url, health, stats, seconds, is_well)
-    return 0 if is_well else 1
+        _show(client.url, health, stats, seconds, problems)
+    return 1 if problems else 0
 
 
-def _show(url: str, health: dict[str, Any], stats: dict[str, Any] | None, seconds: float, is_well: bool) -> None:
+def _show(url: str, health: dict[str, Any], stats: dict[str, Any] | None, seconds: float, problems: list[str]) -> None:
     style = Style(sys.stdout)
-    reason = (stats["backpressure_reason"] or stats["flush_failure"]) if stats is not None else None
-    state = style.green("ok") if is_well else style.red(f"not well: {reason or health.get('status')}")
+    state = style.green("ok") if not problems else style.red("not well")
     fields: list[tuple[str, object]] = [
         ("server", f"{style.bold(url)}, version {health.get('version', 'unknown')}"),
         ("status", f"{state}, answered in {seconds * 1000:.1f} ms"),
     ]
+    fields += [("problem", style.red(one)) for one in problems]
     if stats is None:
         fields.append(("storage", "not shown: the token is not an administrator's"))
     else:
@@ -65,7 +78,7 @@ def _storage(stats: dict[str, Any]) -> list[tuple[str, object]]:
     return [
         ("streams in memory", f"{stats['resident_streams']:,}"),
         ("hot", f"{human_bytes(stats['hot_bytes'])} of {human_bytes(stats['hot_bytes_max'])} ({used:.0%})"),
-        ("cold", f"{human_bytes(stats['cold_bytes'])} in {stats['segment_count']:,} segments"),
+        ("cold", f"{human_bytes(stats['cold_bytes'])} in {counted(stats['segment_count'], 'segment')}"),
         ("waits to be flushed", human_bytes(stats["flush_backlog_bytes"])),
         ("last position", f"{stats['last_position']:,} (flushed: {stats['flushed_position']:,})"),
     ]

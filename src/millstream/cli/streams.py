@@ -28,13 +28,19 @@ from millstream.protocol.offsets import parse_offset
 def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser("streams", help="create, append to, read and follow streams")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for add in (_add_ls, _add_create, _add_append, _add_read, _add_tail, _add_head, _add_rm, _add_fork):
+        add(actions)
 
+
+def _add_ls(actions: Any) -> None:
     one = add_action(actions, "ls", _ls, "list the streams of a bucket", "millstream streams ls agents --prefix run-")
     one.add_argument(
         "bucket", metavar="BUCKET", nargs="?", default=DEFAULT_BUCKET, help=f"the bucket (default {DEFAULT_BUCKET})"
     )
     one.add_argument("--prefix", metavar="PREFIX", default="", help="only names that start with this")
 
+
+def _add_create(actions: Any) -> None:
     one = add_action(
         actions, "create", _create, "create a stream", "millstream streams create agents/run-42 --json-messages"
     )
@@ -55,6 +61,8 @@ def add_parser(commands: Any) -> None:
     one.add_argument("--closed", action="store_true", help="close it at once")
     one.add_argument("--new", action="store_true", help="fail if it exists already")
 
+
+def _add_append(actions: Any) -> None:
     one = add_action(
         actions,
         "append",
@@ -70,11 +78,15 @@ def add_parser(commands: Any) -> None:
     one.add_argument("--if-match", metavar="ETAG", help="refuse it unless the stream is still in this state")
     one.add_argument("--close", action="store_true", help="close the stream after it")
 
+
+def _add_read(actions: Any) -> None:
     one = add_action(actions, "read", _read, "read a stream up to its end", "millstream streams read agents/run-42")
     _add_stream(one)
     _add_offset(one, "-1")
     one.add_argument("--output", "-o", metavar="FILE", help="write to a file instead of standard output")
 
+
+def _add_tail(actions: Any) -> None:
     one = add_action(
         actions,
         "tail",
@@ -86,12 +98,18 @@ def add_parser(commands: Any) -> None:
     _add_offset(one, "now")
     one.add_argument("--mode", choices=("auto", "sse", "long-poll"), default="auto", help="how (default auto)")
 
+
+def _add_head(actions: Any) -> None:
     one = add_action(actions, "head", _head, "show a stream's state", "millstream streams head agents/run-42 --json")
     _add_stream(one)
 
+
+def _add_rm(actions: Any) -> None:
     one = add_action(actions, "rm", _rm, "delete streams", "millstream streams rm agents/run-41 agents/run-42")
     one.add_argument("streams", metavar="STREAM", nargs="+", help="a stream, as bucket/name")
 
+
+def _add_fork(actions: Any) -> None:
     one = add_action(
         actions,
         "fork",
@@ -117,7 +135,10 @@ def _add_offset(parser: argparse.ArgumentParser, default: str) -> None:
 
 def _ls(options: argparse.Namespace) -> int:
     with connect(options) as client:
-        entries = list(client.bucket(options.bucket).list(options.prefix))
+        try:
+            entries = list(client.bucket(options.bucket).list(options.prefix))
+        except NotFound as error:
+            raise with_hint(error, "millstream buckets ls shows those there are") from None
     if options.json:
         print_json([entry._asdict() for entry in entries])
         return 0

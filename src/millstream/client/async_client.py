@@ -23,6 +23,7 @@ from millstream.client.results import (
     FeedPage,
     Producer,
     RawFeedPage,
+    Readiness,
     Snapshot,
     StreamEntry,
     StreamInfo,
@@ -90,6 +91,10 @@ class AsyncClient:
 
     async def health(self) -> dict[str, Any]:
         return await self.call(calls.document("/healthz"))
+
+    async def readiness(self, *, of_cluster: bool = False) -> Readiness:
+        """Whether the server takes writes; `of_cluster` asks whether all of its cluster is there as well."""
+        return await self.call(calls.readiness(of_cluster=of_cluster))
 
     async def stats(self) -> dict[str, Any]:
         """How much is where: hot and cold bytes, the flush backlog, backpressure."""

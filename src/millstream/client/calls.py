@@ -19,6 +19,7 @@ from millstream.client.results import (
     Created,
     Producer,
     RawFeedPage,
+    Readiness,
     Snapshot,
     StreamEntry,
     StreamInfo,
@@ -385,6 +386,25 @@ def raw_page(response: Response) -> RawFeedPage:
 def document(path: str) -> Call[dict[str, Any]]:
     """A JSON object that the server keeps at a path of its own, such as its health."""
     return Call(Request("GET", path), _document)
+
+
+def order(path: str, **what: object) -> Call[dict[str, Any]]:
+    """Something that a server or its cluster is to do; the answer says what was done."""
+    body = msgspec.json.encode({name: value for name, value in what.items() if value is not None})
+    return Call(Request("POST", path, {"content-type": JSON}, body), _document, can_repeat=False)
+
+
+def readiness(*, of_cluster: bool) -> Call[Readiness]:
+    request = Request("GET", "/readyz/cluster" if of_cluster else "/readyz/local")
+    return Call(request, _readiness, answers=frozenset({503}))
+
+
+@_parsed
+def _readiness(response: Response) -> Readiness:
+    answer = msgspec.json.decode(response.body, type=dict[str, Any])
+    if response.status == 503:
+        return Readiness(False, tuple(map(str, answer["problems"])))
+    return Readiness(answer["status"] == "ready", ())
 
 
 @_parsed

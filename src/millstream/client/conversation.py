@@ -67,6 +67,8 @@ class Call(Generic[T]):
     can_repeat: bool = True
     # What a repeat is told if an earlier attempt was carried out after all.
     done_if_repeated: frozenset[int] = frozenset()
+    # Statuses from 400 on that are answers to it, not errors.
+    answers: frozenset[int] = frozenset()
 
 
 class Homes:
@@ -154,7 +156,8 @@ def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None
     while True:
         answer = yield from ask(call.request, settings)
         if isinstance(answer, Response):
-            if answer.status < 400 or (attempts.may_be_done and answer.status in call.done_if_repeated):
+            is_done = attempts.may_be_done and answer.status in call.done_if_repeated
+            if answer.status < 400 or answer.status in call.answers or is_done:
                 return call.parse(answer)
             answer = error_of(call.request, answer)
         yield Pause(attempts.pause_after(answer))

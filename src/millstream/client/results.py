@@ -145,3 +145,10 @@ class RawFeedPage(NamedTuple):
     content_type: str
     token: str
     up_to_date: bool
+
+
+class Readiness(NamedTuple):
+    """Whether a server takes writes, and if not, why."""
+
+    is_ready: bool
+    problems: tuple[str, ...]

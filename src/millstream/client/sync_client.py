@@ -21,6 +21,7 @@ from millstream.client.results import (
     FeedPage,
     Producer,
     RawFeedPage,
+    Readiness,
     Snapshot,
     StreamEntry,
     StreamInfo,
@@ -90,6 +91,10 @@ class Client:
 
     def health(self) -> dict[str, Any]:
         return self.call(calls.document("/healthz"))
+
+    def readiness(self, *, of_cluster: bool = False) -> Readiness:
+        """Whether the server takes writes; `of_cluster` asks whether all of its cluster is there as well."""
+        return self.call(calls.readiness(of_cluster=of_cluster))
 
     def stats(self) -> dict[str, Any]:
         """How much is where: hot and cold bytes, the flush backlog, backpressure."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from millstream.protocol.keys import (
 from millstream.server.bucket_api import BucketApi
 from millstream.server.cold_api import ColdApi
 from millstream.server.compaction_api import CompactionApi
-from millstream.server.error_map import error_response, problem
+from millstream.server.error_map import defect_response, error_response, problem
 from millstream.server.examples import EXAMPLES_ROOT
 from millstream.server.feed_api import FeedApi
 from millstream.server.front import Front, LiveReads
@@ -39,8 +38,6 @@ from millstream.server.yjs_api import YjsApi, YjsSettings
 from millstream.shard.shard import Shard
 from millstream.tiers.objects import ObjectStoreSettings
 from millstream.yjs.names import YJS_ROOT, Document, parse_document
-
-logger = logging.getLogger("millstream.server")
 
 _PREFLIGHT: Final = Response(
     204,
@@ -180,6 +177,11 @@ class Application(Front):
     def live_reads(self) -> LiveReads:
         return self.readers
 
+    def set_read_limits(self, limits: ReadLimits) -> None:
+        self.readers.limits = limits
+        self.yjs.set_read_limits(limits)
+        self._snapshots.snapshot_bytes_max = limits.snapshot_bytes_max
+
     def handle(self, request: Request) -> None:
         """Answer a request, now or later, whatever happens."""
         if request.path.startswith(YJS_ROOT):
@@ -200,9 +202,8 @@ class Application(Front):
             self._handle_other(request, found)
         except MillstreamError as error:
             request.reply(error_response(error))
-        except Exception:
-            logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
-            request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
+        except Exception:  # a defect is the misfortune of one request, not of its connection or the server
+            request.reply(defect_response(request))
 
     def _handle_other(self, request: Request, found: Route) -> None:
         request.series = self.metrics.series(request.method, found.kind)

@@ -157,10 +157,10 @@ class _Exchange:
         head = Request(scope["method"], path, scope["query_string"], headers, b"", lambda response: None, client=self)
         refusal = self._app.refusal_of_head(head)
         if refusal is not None:
-            await self._respond(refusal, scope["method"], self._id)
+            await self._refuse(path, refusal, scope["method"])
             return None
         upload, limit = self._app.upload_for(scope["method"], path, self._config.http.body_bytes_max)
-        body = await self._body(upload, limit)
+        body = await self._body(path, upload, limit)
         if body is None:
             if upload is not None:
                 upload.discard()
@@ -173,7 +173,7 @@ class _Exchange:
         request.started = monotonic_seconds()
         return request
 
-    async def _body(self, upload: Upload | None, limit: int) -> bytes | None:
+    async def _body(self, path: bytes, upload: Upload | None, limit: int) -> bytes | None:
         """The request's body, or None if it did not arrive whole; an upload takes it chunk by chunk."""
         chunks, size = [], 0
         while True:
@@ -184,7 +184,7 @@ class _Exchange:
             size += len(chunk)
             if size > limit:
                 refusal = problem(413, "payload_too_large", f"the request body is larger than {limit} bytes")
-                await self._respond(refusal, "POST", self._id)
+                await self._refuse(path, refusal, "POST")
                 return None
             if upload is not None:
                 upload.write(chunk)
@@ -192,6 +192,9 @@ class _Exchange:
                 chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    async def _refuse(self, path: bytes, refusal: Response, method: str) -> None:
+        await self._respond(self._app.worded(path, refusal), method, self._id)
 
     async def _respond(self, response: Response, method: str, request_id: bytes) -> None:
         body = response.body

@@ -31,7 +31,7 @@ class GeneratedBody:
                 await self._may_write.wait()
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception:  # half of an answer is sent already: only a broken connection tells the client
             logger.exception("a response could not be completed")
             sink.abort()
         else:

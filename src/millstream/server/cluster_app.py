@@ -8,7 +8,6 @@ one for all shards; a request that is passed on takes its token along and is jud
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -23,7 +22,7 @@ from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
 from millstream.protocol.offsets import parse_offset
 from millstream.server.app import Application, Route, route, target_of
 from millstream.server.compaction_api import bucket_of_proposal
-from millstream.server.error_map import error_response, problem
+from millstream.server.error_map import defect_response, error_response
 from millstream.server.examples import EXAMPLES_ROOT
 from millstream.server.forwarding import MARK, Forwarder
 from millstream.server.front import Front, LiveReads
@@ -36,8 +35,6 @@ from millstream.server.stream_api import source_key
 from millstream.server.yjs_api import YjsApi
 from millstream.streams.subscriptions import Subscription, parse_config
 from millstream.yjs.names import YJS_ROOT, Document
-
-logger = logging.getLogger("millstream.server")
 
 _SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
 _KEYS: Final = b"/v1/stream/__ds/jwks.json"
@@ -58,19 +55,8 @@ class Slot:
 class AllReaders:
     """The live readers of every shard."""
 
-    def __init__(self, slots: Sequence[Slot], limits: ReadLimits) -> None:
+    def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
-        self._limits = limits
-
-    @property
-    def limits(self) -> ReadLimits:
-        return self._limits
-
-    @limits.setter
-    def limits(self, limits: ReadLimits) -> None:
-        self._limits = limits
-        for slot in self._slots:
-            slot.app.readers.limits = limits
 
     def end_all(self) -> None:
         for slot in self._slots:
@@ -113,11 +99,17 @@ class ClusterApplication(Front):
         self._membership = membership
         self._admin = admin
         self._forwarder = forwarder
-        self._readers = AllReaders(slots, limits)
+        self._readers = AllReaders(slots)
+        self.read_limits = limits
 
     @property
     def live_reads(self) -> LiveReads:
         return self._readers
+
+    def set_read_limits(self, limits: ReadLimits) -> None:
+        self.read_limits = limits
+        for slot in self._slots:
+            slot.app.set_read_limits(limits)
 
     def close(self) -> None:
         if self._forwarder is not None:
@@ -155,9 +147,9 @@ class ClusterApplication(Front):
         except MillstreamError as error:
             self._discard(request)
             request.reply(error_response(error))
-        except Exception:
-            logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
-            request.reply(problem(500, "internal_error", "the server failed to handle this request; its log says why"))
+        except Exception:  # a defect is the misfortune of one request, not of its connection or the node
+            self._discard(request)
+            request.reply(defect_response(request))
 
     def _keys(self, request: Request) -> None:
         """The keys that sign webhooks: every shard has its own, and a receiver asks for all of them."""

@@ -299,7 +299,7 @@ class ClusterNode:
             leftover_age_seconds=LEFTOVER_AGE_SECONDS,
         )
         self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
-        limits = self._app.live_reads.limits if self._app is not None else self._limits
+        limits = self._app.read_limits if self._app is not None else self._limits
         app = Application(
             shard,
             limits,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from millstream.errors import (
@@ -24,7 +26,9 @@ from millstream.errors import (
     Unavailable,
 )
 from millstream.protocol.offsets import format_offset
-from millstream.server.messages import Response
+from millstream.server.messages import Request, Response
+
+logger = logging.getLogger("millstream.server")
 
 # Most specific first.
 _STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
@@ -72,6 +76,12 @@ def error_response(error: MillstreamError) -> Response:
     elif isinstance(error, Forbidden):
         fields += b'www-authenticate: %b, error="insufficient_scope"\r\n' % _CHALLENGE
     return problem(status_of(error), error.code, error.message, hint=error.hint, fields=fields, **error.details)
+
+
+def defect_response(request: Request) -> Response:
+    """Log the exception that is being handled, which no part expected, and answer its request."""
+    logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
+    return problem(500, "internal_error", "the server failed to handle this request; its log says why")
 
 
 def problem(

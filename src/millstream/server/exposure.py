@@ -18,7 +18,7 @@ def check_exposure(config: Config) -> str | None:
         missing.append("[tls], so what is sent can be read and changed on its way")
     if is_loopback(host) or not missing:
         return None
-    lacks = f"{host}:{port} can be reached from other machines, without {' and without '.join(missing)}"
+    lacks = f"{host}:{port} can be reached from other machines, without {', and without '.join(missing)}"
     if not config.server.insecure:
         raise ConfigurationError(
             lacks,

@@ -5,11 +5,12 @@ Adapters talk to a `Front`; `Application` is one over a single shard, `ClusterAp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError
-from millstream.server.error_map import error_response
+from millstream.server.error_map import error_response, yjs_error
 from millstream.server.examples import Examples
 from millstream.server.gate import FindTarget, Gate
 from millstream.server.health_api import HealthApi
@@ -17,15 +18,14 @@ from millstream.server.limits import ReadLimits
 from millstream.server.logs import log_access
 from millstream.server.messages import Request, Response, Upload
 from millstream.server.metrics import Metrics
+from millstream.yjs.names import YJS_ROOT
 
 
 class LiveReads(Protocol):
-    limits: ReadLimits
-
     def end_all(self) -> None: ...
 
 
-class Front:
+class Front(ABC):
     def __init__(self, find_target: FindTarget, metrics: Metrics, health: HealthApi) -> None:
         self._find_target = find_target
         self.metrics = metrics
@@ -35,16 +35,25 @@ class Front:
         self.examples: Examples | None = None
 
     @property
-    def live_reads(self) -> LiveReads:
-        raise NotImplementedError  # every application has its own
+    @abstractmethod
+    def live_reads(self) -> LiveReads: ...
 
+    @abstractmethod
+    def set_read_limits(self, limits: ReadLimits) -> None:
+        """Apply limits to reads and snapshots that begin from now on."""
+
+    @abstractmethod
     def handle(self, request: Request) -> None:
         """Answer a request, now or later, whatever happens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
         """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
-        raise NotImplementedError
+
+    @staticmethod
+    def worded(target: bytes, refusal: Response) -> Response:
+        """A refusal that an adapter gives by itself, in the words of the protocol that its target belongs to."""
+        return yjs_error(refusal) if target.startswith(YJS_ROOT) else refusal
 
     def refusal_of_head(self, request: Request) -> Response | None:
         """The answer to a request whose body need not be awaited, since it would be refused."""

@@ -220,6 +220,10 @@ def _is_live(query: bytes) -> bool:
         return False  # no handler that reads the query will take it
 
 
+def _unheard(_: Response) -> None:
+    """The reply of a request that has been answered or given up."""
+
+
 class Session:
     """A request that the gate goes on watching: it is the request's reply, its body stream and that one's sink."""
 
@@ -280,6 +284,8 @@ class Session:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            # The request knows this and this the request: no cycle may keep it, and its body, until a collection.
+            self._request.reply, self._request.session = _unheard, None
             if self._timer is not None:
                 self._timer.cancel()
             if self._is_live:

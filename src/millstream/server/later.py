@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from millstream.errors import MillstreamError
-from millstream.server.error_map import error_response, problem
+from millstream.server.error_map import defect_response, error_response
 from millstream.server.messages import Request, Response
-
-logger = logging.getLogger("millstream.server")
 
 T = TypeVar("T")
 
@@ -27,15 +24,15 @@ def reply_later(request: Request, work: Coroutine[Any, Any, T], render: Callable
             response = render(await work)
         except MillstreamError as error:
             response = error_response(error)
-        except Exception:
-            logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
-            response = problem(500, "internal_error", "the server failed to handle this request; its log says why")
+        except Exception:  # a defect; unanswered, its client would wait for ever
+            response = defect_response(request)
         request.on_disconnect = None
         request.reply(response)
 
     task = asyncio.get_running_loop().create_task(run())
     _running.add(task)
     task.add_done_callback(_running.discard)
+    task.add_done_callback(lambda _: work.close())  # one that was cancelled early never began it
     request.on_disconnect = lambda: _cancel(task)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from copy import copy
 from typing import Any, TypeVar
@@ -80,6 +81,14 @@ class LiveReaders:
         return self._encoded[1]
 
 
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
 class LongPoll:
     """Waits until `is_ready` or until time is up, then calls `done` once."""
 
@@ -103,16 +112,19 @@ class LongPoll:
         self._finish()
 
     def _finish(self) -> None:
+        done = self._done
         self.cancel()
-        self._done()
+        done()
 
     def cancel(self) -> None:
+        # Both know the request, which knows this: no cycle may outlast the read.
+        self._is_ready, self._done = _never, _nothing
         self._timer.cancel()
         self._readers.shard.listeners.unlisten(self._topic, self)
         self._readers.live.discard(self)
 
 
-class Follower:
+class Follower(ABC):
     """A body stream that is woken by a topic, until it ends itself or its connection's time is over.
 
     Subclasses say in `_advance` what comes next: they write at most one piece and return whether to go on.
@@ -127,11 +139,8 @@ class Follower:
         self._timers: list[asyncio.TimerHandle] = []
         self._fetching: asyncio.Task[None] | None = None
 
-    def _greet(self) -> None:
-        """What a follower sends first, before anything happens."""
-
-    def _advance(self) -> bool:
-        raise NotImplementedError  # every follower has its own
+    @abstractmethod
+    def _advance(self) -> bool: ...
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -141,7 +150,6 @@ class Follower:
         lifetime = loop.call_later(limits.sse_lifetime_seconds, self._finish)
         heartbeat = loop.call_later(limits.sse_heartbeat_seconds, self._beat)
         self._timers = [lifetime, heartbeat]
-        self._greet()
         self.wake()
 
     def wake(self) -> None:
@@ -208,9 +216,11 @@ class StreamFollower(Follower):
         self._offset = min(offset, stream.tail)
         self._cursor = readers.cursor(cursor)
 
-    def _greet(self) -> None:
-        if self._offset == self._stream.tail and not self._stream.closed:
-            # Nothing to send yet: the first control event still tells the client where it stands (§6, `now`).
+    def start(self, sink: Sink) -> None:
+        has_nothing_yet = self._offset == self._stream.tail and not self._stream.closed
+        super().start(sink)
+        if has_nothing_yet:
+            # The first control event still tells the client where it stands (§6, `now`).
             self._write(self._control(self._offset, up_to_date=True, closed=False))
 
     def _advance(self) -> bool:

@@ -122,7 +122,10 @@ class Request:
         if self.session is not None:
             self.session.close()
         if self.on_disconnect is not None:
-            self.on_disconnect()
+            # What is given up refers to its request: without this it would be a cycle, kept with all it had read until
+            # a collection that may be far away.
+            give_up, self.on_disconnect = self.on_disconnect, None
+            give_up()
 
 
 class Client(Protocol):

@@ -533,6 +533,7 @@ class Connection(asyncio.Protocol):
             self._refusal = response  # after the requests before it
             return
         self._keep_alive = False
+        response = self._server.app.worded(self._url, response)
         body = response.body
         assert isinstance(body, bytes)
         self._server.app.metrics.unrouted.statuses[response.status] += 1

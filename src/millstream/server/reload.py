@@ -43,7 +43,7 @@ class Reloader:
         app: Front,
         server: NativeServer,
     ) -> None:
-        self._config = config
+        self._started = self._config = config
         self._load = load
         self._open_gate = open_gate
         self._app = app
@@ -67,15 +67,17 @@ class Reloader:
                 done += step(config)
             except MillstreamError as error:
                 logger.error("SIGHUP: %s is left as it was: %s", name, error)
-        pending = _needing_restart(self._config, config)
         self._config = config
+        pending = _needing_restart(self._started, config)
+        if self._server.tls is None and config.tls != self._started.tls:
+            pending.append("tls")
         logger.info("SIGHUP: reloaded %s", ", ".join(done))
         if pending:
             logger.warning("SIGHUP: these changes need a restart: %s", ", ".join(pending))
 
     def _limits(self, config: Config) -> list[str]:
         self._server.limits = http_limits(config)
-        self._app.live_reads.limits = read_limits(config)
+        self._app.set_read_limits(read_limits(config))
         if self._app.gate is None and not config.auth.enabled:
             self._app.gate = self._open_gate(config)
         elif self._app.gate is not None:

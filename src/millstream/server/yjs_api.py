@@ -19,6 +19,7 @@ from millstream.protocol.lib0 import check_updates
 from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, format_offset, parse_offset
 from millstream.server.bodies import GeneratedBody
 from millstream.server.error_map import error_response, yjs_error
+from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders, LongPoll
 from millstream.server.messages import Request, Response, parse_query
 from millstream.server.stream_api import StreamApi
@@ -55,7 +56,7 @@ class YjsApi:
     def __init__(self, shard: Shard, readers: LiveReaders, settings: YjsSettings) -> None:
         self._shard = shard
         self._settings = settings
-        self._readers = readers.with_limits(replace(readers.limits, long_poll_seconds=settings.long_poll_seconds))
+        self._readers = readers.with_limits(self._waiting_longer(readers.limits))
         self._streams = StreamApi(shard, self._readers)
         self.compactor = Compactor(shard, settings.compaction)
         self.methods: dict[str, Callable[[Request, Document], None]] = {
@@ -65,6 +66,13 @@ class YjsApi:
             "HEAD": self.head,
             "DELETE": self.delete,
         }
+
+    def _waiting_longer(self, limits: ReadLimits) -> ReadLimits:
+        return replace(limits, long_poll_seconds=self._settings.long_poll_seconds)
+
+    def set_read_limits(self, limits: ReadLimits) -> None:
+        self._readers.limits = self._waiting_longer(limits)
+        self.compactor.limits = replace(self.compactor.limits, snapshot_bytes_max=limits.snapshot_bytes_max)
 
     @staticmethod
     def adopt(request: Request) -> None:

@@ -197,6 +197,7 @@ class Flusher:
             self.failure = None
             self.flush_count += 1
             self.measures.flush_seconds.observe(monotonic_seconds() - started)
+            self._cold.memory_was_used()
             self._records_flushed = frozen.records_applied
             await self._consolidate()
             return frozen.position

@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+import pyarrow as arrow
+
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
@@ -40,6 +42,7 @@ from millstream.tiers.segments import (
 READING_THREADS: Final = 4
 GROUPS_AHEAD: Final = 3
 COMPACTED: Final = "-compacted.parquet"  # how the names of segments end that a compaction wrote
+GIVE_BACK_SECONDS: Final = 5.0
 FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 
@@ -89,15 +92,27 @@ class ColdTier:
         self._footers: ByteLimitedCache[Footer] = ByteLimitedCache(max(cache_bytes // 4, 1 << 20))
         self._loading: dict[Hashable, asyncio.Task[RowGroup]] = {}
         self._threads = ThreadPoolExecutor(READING_THREADS, thread_name_prefix="millstream-cold")
+        self._giving_back: asyncio.TimerHandle | None = None
 
     @property
     def cached_bytes(self) -> int:
         return self._groups.bytes + self._footers.bytes
 
     def close(self) -> None:
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         for task in self._loading.values():
             task.cancel()
         self._threads.shutdown(cancel_futures=True)
+
+    def memory_was_used(self) -> None:
+        """Arrow's allocator keeps what was freed until somebody asks; soon after every burst of work we do."""
+        if self._giving_back is None:
+            self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back)
+
+    def _give_back(self) -> None:
+        self._giving_back = None
+        self._threads.submit(arrow.default_memory_pool().release_unused)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -175,6 +190,7 @@ class ColdTier:
 
     def _loaded(self, key: Hashable, task: asyncio.Task[RowGroup]) -> None:
         self._loading.pop(key, None)
+        self.memory_was_used()
         if not task.cancelled() and task.exception() is None:
             self._groups.put(key, task.result(), task.result().size)
 

@@ -59,7 +59,7 @@ def is_possible() -> bool:
 class Compactor:
     def __init__(self, shard: Shard, limits: CompactionLimits) -> None:
         self._shard = shard
-        self._limits = limits
+        self.limits = limits
         self._is_possible = is_possible()
         # Incarnations whose turn will come, or whose turn it is.
         self._waiting: deque[int] = deque()
@@ -70,7 +70,7 @@ class Compactor:
 
     def consider(self, stream: Stream) -> None:
         """Compact a document, soon, if it has grown enough since its snapshot."""
-        if stream.tail - _covered(stream) < self._limits.threshold_bytes or not self._is_possible:
+        if stream.tail - _covered(stream) < self.limits.threshold_bytes or not self._is_possible:
             return
         incarnation = stream.incarnation
         if incarnation in self._known or stream.tail < self._postponed.get(incarnation, 0):
@@ -110,7 +110,7 @@ class Compactor:
             logger.exception("document %s was not compacted, its updates stay as they are", stream.key)
         if len(self._postponed) >= WAITING_MAX:
             self._postponed.clear()
-        self._postponed[stream.incarnation] = stream.tail + self._limits.threshold_bytes
+        self._postponed[stream.incarnation] = stream.tail + self.limits.threshold_bytes
 
     async def _compact(self, stream: Stream) -> None:
         start, end, snapshot = _covered(stream), stream.tail, stream.snapshot
@@ -186,9 +186,9 @@ class Compactor:
         if "error" in head:
             raise CompactionFailed(f"merging failed: {head['error']}")
         while piece := await output.read(PIECE_BYTES):
-            if upload.size + len(piece) > self._limits.snapshot_bytes_max:
+            if upload.size + len(piece) > self.limits.snapshot_bytes_max:
                 raise CompactionFailed(
-                    f"the snapshot is larger than {self._limits.snapshot_bytes_max} bytes",
+                    f"the snapshot is larger than {self.limits.snapshot_bytes_max} bytes",
                     hint="raise read.snapshot_bytes_max",
                 )
             upload.write(piece)
@@ -229,9 +229,9 @@ class Compactor:
 
     async def _trim(self, stream: Stream, snapshot_offset: int) -> None:
         """Give up the history that is older than it need be; never what no snapshot stands for."""
-        if self._limits.retention_seconds is None:
+        if self.limits.retention_seconds is None:
             return
-        oldest_ms = self._shard.clock.now_ms() - int(self._limits.retention_seconds * 1000)
+        oldest_ms = self._shard.clock.now_ms() - int(self.limits.retention_seconds * 1000)
         boundary = self._shard.reader.oldest_since(stream, oldest_ms, snapshot_offset)
         if boundary > stream.earliest:
             self._shard.trim(stream, boundary, lambda outcome: None)

@@ -1,0 +1,72 @@
+"""Memory of requests: what is answered or given up is freed at once, not when cycles are collected some day."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from millstream import config as configuration
+from millstream.server.app import Application
+from millstream.server.live import LongPoll
+from millstream.server.messages import Request, Response
+from millstream.server.run import Node
+from support.application import ask
+
+PATH = "/v1/stream/memory/s"
+TEXT = {"content-type": "text/plain"}
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def left() -> list[object]:
+    return [one for one in gc.get_objects() if isinstance(one, Request | LongPoll)]
+
+
+async def go_away(app: Application, query: str, after_turns: int) -> None:
+    """Ask, and hang up when the server has begun to work on it."""
+
+    def answered(response: Response) -> None:
+        raise AssertionError("nobody is there to be answered")
+
+    request = Request("GET", PATH.encode(), query.encode(), {}, b"", answered)
+    app.handle(request)
+    for _ in range(after_turns):
+        await asyncio.sleep(0)
+    request.disconnect()
+
+
+@pytest.mark.parametrize("limits", [(), ("limits.address_bytes_per_second=1GiB", "limits.address_live_max=1000")])
+def test_requests_that_are_answered_or_given_up_leave_nothing_behind(tmp_path: Path, limits: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        settings = ("cold.flush_interval=50ms", "hot.keep_bytes=0B", "cold.cache_bytes=0B", *limits)
+        node = Node(configuration.load(None, {}, (f"server.data_dir={tmp_path}", *settings)))
+        app = await node.start()
+        assert (await ask(app, "PUT", PATH, b"x" * 100_000, TEXT)).status == 201
+        while node.shard.hot.bytes:
+            await asyncio.sleep(0.02)
+        with no_collections():
+            for turns in range(4):
+                await go_away(app, "offset=now&live=long-poll", turns)
+                await go_away(app, "offset=-1", turns)
+            polls = [ask(app, "GET", f"{PATH}?offset=now&live=long-poll") for _ in range(4)]
+            assert (await ask(app, "POST", PATH, b"more", TEXT)).status == 204
+            assert [(await poll).body for poll in polls] == [b"more"] * 4
+            assert (await ask(app, "GET", f"{PATH}?offset=-1")).body == b"x" * 100_000 + b"more"
+            await asyncio.sleep(0.2)  # what was being fetched arrives all the same
+            assert left() == []
+        await node.stop()
+
+    asyncio.run(scenario())
