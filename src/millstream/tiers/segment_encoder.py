@@ -15,6 +15,7 @@ from functools import partial
 from itertools import accumulate, chain, repeat
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as arrow
 
 from millstream.protocol.keys import StreamKey
@@ -31,7 +32,7 @@ from millstream.tiers.segments import (
 SLICE_RUNS: Final = 256
 
 
-class StreamRun(NamedTuple):
+class StreamRun(msgspec.Struct, frozen=True, gc=False):
     """Consecutive messages of one incarnation, on their way into a segment; the arrays run in parallel."""
 
     key: StreamKey
