@@ -56,8 +56,8 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
         "cold",
         "Cold tier",
         "Appends of 1 KiB over 64 connections with a flush each second; yardstick: a server that does not flush. "
-        "Replay by one reader of history that is wholly in Parquet (96 MiB in messages of 1 KiB, 64 MiB of JSON and "
-        "16 MiB of bytes in messages of 100 B), flushed as by default, right after a restart (the files are in the "
+        "Replay by one reader of history that is wholly in Parquet (64 MiB of bytes and 96 MiB of JSON in messages of "
+        "1 KiB, 8 and 64 MiB in messages of 100 B), flushed as by default, right after a restart (the files are in the "
         "page cache) and once more from the cache of row groups; yardstick: the same history in memory. Append-to-SSE "
         "latency while a reader catches up again and again; yardstick: the same server without that reader. "
         f"{streams:,} streams in one data directory: start, memory, and appends of 1 KiB to random ones; "

@@ -37,4 +37,4 @@ def split_messages(body: bytes) -> list[bytes]:
 
 
 def join_messages(messages: Iterable[bytes | memoryview]) -> bytes:
-    return b"[" + b",".join(messages) + b"]"
+    return b"".join((b"[", b",".join(messages), b"]"))

@@ -95,10 +95,14 @@ def _run(incarnation: int, frozen: Frozen, machine: StateMachine, hot: HotTier) 
     stream = machine.by_incarnation(incarnation)
     if tail is None or stream is None:
         return None
-    chosen = tail.between(frozen.first_position, frozen.position)
-    if not chosen:
-        return None
-    first, stop = chosen.start, chosen.stop
+    positions = tail.positions
+    if positions[0] >= frozen.first_position and positions[-1] < frozen.position:
+        first, stop = 0, len(positions)
+    else:
+        chosen = tail.between(frozen.first_position, frozen.position)
+        if not chosen:
+            return None
+        first, stop = chosen.start, chosen.stop
     return StreamRun(
         stream.key,
         incarnation,
@@ -106,7 +110,7 @@ def _run(incarnation: int, frozen: Frozen, machine: StateMachine, hot: HotTier) 
         tail.message_start(first),
         tail.messages[first:stop],
         tail.ends[first:stop],
-        tail.positions[first:stop],
+        positions[first:stop],
         tail.times[first:stop],
     )
 

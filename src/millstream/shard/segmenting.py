@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from typing import Final
+
+from msgspec.structs import replace
 
 from millstream.streams.records import SegmentRef
 from millstream.tiers.segment_encoder import EncodedSegment, StreamRun, encoding
@@ -27,17 +29,18 @@ async def segments_of(runs: list[StreamRun]) -> AsyncIterator[tuple[str, list[St
     """The runs by bucket and day, in order, cut so that no segment grows beyond its limit."""
     groups: dict[tuple[str, int], list[_Sortable]] = {}
     for count, run in enumerate(runs, 1):
-        for piece in _by_day(run):
-            day = piece.times[0] // DAY_MS
+        day = run.times[0] // DAY_MS
+        pieces = [run] if run.times[-1] // DAY_MS == day else _by_day(run)
+        for piece in pieces:
             sortable = (run.key.stream, run.incarnation, piece.start, piece)
-            groups.setdefault((run.key.bucket, day), []).append(sortable)
+            groups.setdefault((run.key.bucket, piece.times[0] // DAY_MS), []).append(sortable)
         if count % SLICE_RUNS == 0:
             await asyncio.sleep(0)
-    for (bucket, _), pieces in sorted(groups.items()):
-        await _sort(pieces)
+    for (bucket, _), group in sorted(groups.items()):
+        await _sort(group)
         chosen: list[StreamRun] = []
         size = 0
-        for _, _, _, piece in pieces:
+        for _, _, _, piece in group:
             length = piece.ends[-1] - piece.start
             if chosen and size + length > SEGMENT_BYTES:
                 yield bucket, chosen
@@ -55,23 +58,24 @@ async def _sort(pieces: list[_Sortable]) -> None:
     pieces.sort()
 
 
-def _by_day(run: StreamRun) -> Iterator[StreamRun]:
-    """A run cut at midnights; nearly always one piece."""
-    first, rows = 0, len(run.times)
-    if run.times[0] // DAY_MS == run.times[-1] // DAY_MS:
-        yield run
-        return
-    while first < rows:
+def _by_day(run: StreamRun) -> list[StreamRun]:
+    """A run cut at midnights."""
+    pieces: list[StreamRun] = []
+    first = 0
+    while first < len(run.times):
         midnight = (run.times[first] // DAY_MS + 1) * DAY_MS
         stop = max(bisect_right(run.times, midnight - 1, first), first + 1)
-        yield run._replace(
+        piece = replace(
+            run,
             start=run.ends[first - 1] if first else run.start,
             messages=run.messages[first:stop],
             ends=run.ends[first:stop],
             positions=run.positions[first:stop],
             times=run.times[first:stop],
         )
+        pieces.append(piece)
         first = stop
+    return pieces
 
 
 async def encode(bucket: str, shard: int, runs: list[StreamRun], thread: Executor) -> EncodedSegment:

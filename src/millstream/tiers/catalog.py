@@ -49,6 +49,7 @@ from millstream.tiers.catalog_rows import (
     encode_key,
     encode_row,
     encode_stream,
+    pack_pair,
     restore_singletons,
     u32,
     u64,
@@ -206,8 +207,9 @@ class Catalog:
             transaction.put(u32(number), encode_row(row), db=self._segments)
             for some in batched(extents, SLICE_ROWS):
                 for extent in some:
-                    where = ExtentRow(extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
-                    key = u64(extent.incarnation) + u64(extent.offset_start)
+                    # The fields of an `ExtentRow`; there may be as many as messages.
+                    where = (extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
+                    key = pack_pair(extent.incarnation, extent.offset_start)
                     transaction.put(key, encode_row(where), db=self._extents)
                 yield True
         row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)

@@ -6,6 +6,7 @@ which, under which key.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -150,6 +151,10 @@ def u32(number: int) -> bytes:
 
 def u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
+
+
+pack_pair: Final = struct.Struct(">QQ").pack
+"""Two numbers as `u64` writes each."""
 
 
 def encode_key(key: StreamKey) -> bytes:

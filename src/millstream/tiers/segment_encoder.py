@@ -15,6 +15,7 @@ from functools import partial
 from itertools import accumulate, chain, repeat
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as arrow
 
 from millstream.protocol.keys import StreamKey
@@ -31,7 +32,7 @@ from millstream.tiers.segments import (
 SLICE_RUNS: Final = 256
 
 
-class StreamRun(NamedTuple):
+class StreamRun(msgspec.Struct, frozen=True, gc=False):
     """Consecutive messages of one incarnation, on their way into a segment; the arrays run in parallel."""
 
     key: StreamKey
@@ -187,12 +188,13 @@ class _Columns:
             """One value for each piece, repeated for each of its rows."""
             return column if which is None else column.take(which)
 
+        zeros = _integers(array("i", [0]) * rows, arrow.int32())
         if len(set(self._content_types)) == 1:
-            content_types = arrow.repeat(self._content_types[0], rows)
+            content_types = _texts(self._content_types[:1]).take(zeros)
         else:
             content_types = spread(_texts(self._content_types))
         columns = [
-            arrow.DictionaryArray.from_arrays(_integers(array("i", [0]) * rows, arrow.int32()), _texts([bucket])),
+            arrow.DictionaryArray.from_arrays(zeros, _texts([bucket])),
             spread(_texts([piece[0] for piece in self.pieces])),
             _integers(self._starts, arrow.int64()),
             _integers(self._ends, arrow.int64()),

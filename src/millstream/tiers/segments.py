@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from array import array
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -232,8 +233,12 @@ class RowGroup:
         if not separator or stop - first == 1:
             return self.bytes_of(first, stop)
         messages = self._payload.slice(first, stop - first)
-        lists = arrow.ListArray.from_arrays(arrow.array([0, stop - first], arrow.int32()), messages)
-        return memoryview(compute.binary_join(lists, separator)[0].as_buffer()).cast("B")
+        # From buffers: `arrow.array` and `arrow.scalar` of Python values would import pandas, which takes a second.
+        bounds = arrow.py_buffer(array("i", [0, stop - first]))
+        lists = arrow.ListArray.from_arrays(arrow.Array.from_buffers(arrow.int32(), 2, [None, bounds]), messages)
+        ends = arrow.py_buffer(array("i", [0, len(separator)]))
+        between = arrow.Array.from_buffers(arrow.binary(), 1, [None, ends, arrow.py_buffer(separator)])
+        return memoryview(compute.binary_join(lists, between[0])[0].as_buffer()).cast("B")
 
     def length_of(self, first: int, stop: int) -> int:
         return self._offsets[stop] - self._offsets[first]

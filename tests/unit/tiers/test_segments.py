@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 import zlib
 from array import array
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as parquet
@@ -266,3 +269,31 @@ def test_joined_messages_are_the_messages_joined(runs: list[StreamRun], separato
         first = data.draw(st.integers(0, len(group.ends) - 1))
         stop = data.draw(st.integers(first + 1, len(group.ends)))
         assert bytes(group.joined(first, stop, separator)) == separator.join(group.messages(first, stop))
+
+
+def test_writing_and_reading_segments_imports_no_pandas(tmp_path: Path) -> None:
+    """Arrow imports it when it is given Python values in some ways; in the server that would be a second's pause."""
+    script = f"""
+import sys
+from array import array
+from pathlib import Path
+from millstream.protocol.keys import StreamKey
+from millstream.tiers.segment_encoder import StreamRun, encode_segment
+from millstream.tiers.segments import decode_footer, read_row_group
+
+def run(name, kind, count):
+    ones = array("q", range(1, count + 1))
+    return StreamRun(StreamKey("b", name), 1, kind, 0, [b"x"] * count, ones, ones, ones)
+
+runs = [run("a", "text/plain", 3), run("b", "text/plain", 1), run("c", "text/html", 1)]
+for some in (runs, runs[:2], runs[1:2]):
+    encoded = encode_segment("b", 0, some)
+    file = Path({str(tmp_path / "segment")!r})
+    file.write_bytes(encoded.data)
+    footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes:]), "p", encoded.footer_checksum)
+    group = read_row_group(footer.metadata, 0, file)
+    assert bytes(group.joined(0, len(group.ends), b",")) == b",".join([b"x"] * len(group.ends))
+print("pandas" in sys.modules)
+"""
+    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert outcome.stdout.strip() == "False", outcome.stderr
