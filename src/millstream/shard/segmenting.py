@@ -29,9 +29,9 @@ async def segments_of(runs: list[StreamRun]) -> AsyncIterator[tuple[str, list[St
     """The runs by bucket and day, in order, cut so that no segment grows beyond its limit."""
     groups: dict[tuple[str, int], list[_Sortable]] = {}
     for count, run in enumerate(runs, 1):
-        day = run.times[0] // DAY_MS
-        pieces = [run] if run.times[-1] // DAY_MS == day else _by_day(run)
-        for piece in pieces:
+        is_of_one_day = run.times[0] // DAY_MS == run.times[-1] // DAY_MS
+        is_small = run.ends[-1] - run.start <= SEGMENT_BYTES
+        for piece in [run] if is_of_one_day and is_small else _pieces(run):
             sortable = (run.key.stream, run.incarnation, piece.start, piece)
             groups.setdefault((run.key.bucket, piece.times[0] // DAY_MS), []).append(sortable)
         if count % SLICE_RUNS == 0:
@@ -58,16 +58,18 @@ async def _sort(pieces: list[_Sortable]) -> None:
     pieces.sort()
 
 
-def _by_day(run: StreamRun) -> list[StreamRun]:
-    """A run cut at midnights."""
+def _pieces(run: StreamRun) -> list[StreamRun]:
+    """A run cut at midnights and where it would fill a segment: the footer of a larger one takes long to read."""
     pieces: list[StreamRun] = []
     first = 0
     while first < len(run.times):
         midnight = (run.times[first] // DAY_MS + 1) * DAY_MS
-        stop = max(bisect_right(run.times, midnight - 1, first), first + 1)
+        start = run.ends[first - 1] if first else run.start
+        stop = min(bisect_right(run.times, midnight - 1, first), bisect_right(run.ends, start + SEGMENT_BYTES, first))
+        stop = max(stop, first + 1)
         piece = replace(
             run,
-            start=run.ends[first - 1] if first else run.start,
+            start=start,
             messages=run.messages[first:stop],
             ends=run.ends[first:stop],
             positions=run.positions[first:stop],

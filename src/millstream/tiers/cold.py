@@ -120,7 +120,9 @@ class ColdTier:
         self, incarnation: int, offset: int, limit: int, bytes_max: int, *, at_least_one: bool, separator: bytes | None
     ) -> Run:
         """Messages beyond an offset, from one extent; with a separator, which may be empty, joined into one piece."""
-        rows = await self.rows_at(incarnation, offset)
+        extent = self.extent_at(incarnation, offset)
+        was_expected = self._is_expected(extent)
+        rows = ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
         group = rows.group
         first, stop = select(
             group.ends, rows.extent.offset_start, rows.first, rows.stop, offset, limit, bytes_max, at_least_one
@@ -130,7 +132,8 @@ class ColdTier:
             return Run(start, start, [])
         end = group.ends[stop - 1]
         if stop == rows.stop and end < limit:
-            self._read_ahead(incarnation, end)
+            # Whoever comes to what was read ahead reads on and on; anybody else may have wanted just this.
+            self._read_ahead(incarnation, end, GROUPS_AHEAD if was_expected else 1)
         if separator is None:
             return Run(start, end, group.messages(first, stop))
         return Run(start, end, [group.joined(first, stop, separator)])
@@ -156,14 +159,18 @@ class ColdTier:
         group = await self.row_group(extent.row.segment, extent.row.row_group, with_order=with_order)
         return ExtentRows(extent, group)
 
-    def _read_ahead(self, incarnation: int, offset: int) -> None:
+    def _is_expected(self, extent: FoundExtent) -> bool:
+        """Whether an extent's row group is in the cache or on its way there."""
+        key = (self._segment(extent.row.segment).path, extent.row.row_group, False)
+        return key in self._groups or key in self._loading
+
+    def _read_ahead(self, incarnation: int, offset: int, groups: int) -> None:
         """Whoever reads to the end of a row group will want the next ones."""
-        for _ in range(GROUPS_AHEAD):
+        for _ in range(groups):
             extent = self._catalog.extent_at(incarnation, offset)
             if extent is None:
                 return
-            key = (self._segment(extent.row.segment).path, extent.row.row_group, False)
-            if key not in self._groups:
+            if not self._is_expected(extent):
                 self._load(extent.row.segment, extent.row.row_group, False)
             offset = extent.row.offset_end
 
