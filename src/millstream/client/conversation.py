@@ -67,6 +67,8 @@ class Call(Generic[T]):
     can_repeat: bool = True
     # What a repeat is told if an earlier attempt was carried out after all.
     done_if_repeated: frozenset[int] = frozenset()
+    # Whether the server holds the answer back until there is something to say.
+    is_live: bool = False
 
 
 class Homes:
@@ -152,7 +154,7 @@ def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None
     if attempts is None:
         attempts = Attempts(settings.policy, settings.clock, can_repeat=call.can_repeat)
     while True:
-        answer = yield from ask(call.request, settings)
+        answer = yield from ask(call.request, settings, is_live=call.is_live)
         if isinstance(answer, Response):
             if answer.status < 400 or (attempts.may_be_done and answer.status in call.done_if_repeated):
                 return call.parse(answer)
