@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,8 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+from pyspark.sql import SparkSession
 
 from millstream.cluster.placement import shard_of
+from millstream.pipeline.audit import AuditOptions, audit
+from millstream.pipeline.usage import UsageOptions, usage
+from millstream.spark.options import ColdRoot, Connection
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
 from support.cluster import Cluster, NodeProcess, running, wait_until
 from support.cluster_load import Load, read_all
 from support.s3 import S3Server
@@ -31,12 +37,12 @@ def command(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def buckets_of(shards: int) -> list[str]:
+def buckets_of(shards: int, name: str = "bucket") -> list[str]:
     """A bucket of each shard, by its number."""
     found: dict[int, str] = {}
     number = 0
     while len(found) < shards:
-        found.setdefault(shard_of(f"bucket-{number}", shards), f"bucket-{number}")
+        found.setdefault(shard_of(f"{name}-{number}", shards), f"{name}-{number}")
         number += 1
     return [found[shard] for shard in range(shards)]
 
@@ -283,3 +289,41 @@ def test_make_cluster_starts_three_nodes_and_prints_their_addresses() -> None:
         assert process.wait(90) == 0
         assert process.stdout is not None
         process.stdout.close()
+
+
+def test_audit_and_usage_cover_the_shards_of_a_cluster(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> None:
+    buckets = buckets_of(2, "tended")
+    with httpx.Client(base_url=cluster.nodes[1].url, timeout=30, follow_redirects=True) as client:
+        for bucket in buckets:
+            assert client.put(f"/{bucket}").status_code == 201
+            for number in range(3):
+                answer = client.put(f"/{bucket}/s{number}", headers=TEXT, content=f"{bucket} {number}")
+                assert answer.status_code == 201
+        wait_until(lambda: all(_is_cold(client, bucket) for bucket in buckets), "everything is flushed")
+    connection = Connection(",".join(cluster.urls), None, 30.0)
+    cold = ColdRoot(cluster.store, {})
+    rows = usage(spark, UsageOptions(connection, cold, tuple(buckets)))
+    expected = {bucket: sum(len(f"{bucket} {number}") for number in range(3)) for bucket in buckets}
+    assert {row.bucket: row.payload_bytes for row in rows} == expected
+    assert [(row.streams, row.messages) for row in rows] == [(3, 3), (3, 3)]
+    report = audit(spark, AuditOptions(connection, cold))
+    assert [one for one in report.problems if any(bucket in one.where for bucket in buckets)] == []
+    assert set(report.through) == {0, 1} and min(report.through.values()) > 0
+    # In a copy of the store some of each shard is missing, and that is found.
+    asyncio.run(_copy_without(cluster, tmp_path, [f"segments/bucket={bucket}/" for bucket in buckets]))
+    copy = ColdRoot(ObjectStoreSettings("fs", tmp_path, {}), {})
+    found = {(one.kind, one.where) for one in audit(spark, AuditOptions(connection, copy)).problems}
+    assert found >= {("stream", f"{bucket}/s{number}") for bucket in buckets for number in range(3)}
+
+
+def _is_cold(client: httpx.Client, bucket: str) -> bool:
+    [shard] = client.get(f"/{bucket}/streams/cold").json()["shards"]
+    return sum(segment["rows"] for segment in shard["segments"]) == 3
+
+
+async def _copy_without(cluster: Cluster, folder: Path, left_out: list[str]) -> None:
+    objects = open_objects(cluster.store)
+    async for entry in objects.list(""):
+        if not entry.path.startswith(tuple(left_out)):
+            (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / entry.path).write_bytes(await objects.get(entry.path))

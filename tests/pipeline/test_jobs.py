@@ -24,12 +24,15 @@ from millstream.pipeline.compact import CompactOptions, compact
 from millstream.pipeline.export import ExportOptions, entry_path, export
 from millstream.pipeline.materialize import MaterializeOptions, materialize
 from millstream.pipeline.usage import UsageOptions, render, usage
+from millstream.protocol.lib0 import frame_update
 from millstream.tiers.objects import ObjectStoreSettings
 from support.cold import names, token
 from support.pipeline import NO_COLD, Scene, fill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+BYTES = {"content-type": "application/octet-stream"}
 
 
 # -- usage and audit -------------------------------------------------------------------------------------------------
@@ -236,6 +239,29 @@ def test_materialize_folds_by_key_yjs_documents_and_by_a_function_of_the_user(
     own = MaterializeOptions(**fold, fold="support.pipeline:longest", prefix="own")  # type: ignore[arg-type]
     assert materialize(spark, own).published == 1
     assert bootstrap(scene.client, "/folds/own")[1] == b'"the longest of all"'
+
+
+def test_materialize_publishes_snapshots_of_yjs_documents_below_any_path(spark: SparkSession, scene: Scene) -> None:
+    scene.bucket("notes")
+    paths = [f"/v1/yjs/notes/docs/{name}" for name in ("plan", "team/a plan", "team/deeply/below")]
+    for path in paths:
+        assert scene.client.put(path).status_code == 201
+        doc: Any = Doc({"text": Text()})
+        doc["text"] += f"written at {path}"
+        answer = scene.client.post(path, content=frame_update(doc.get_update()), headers=BYTES)
+        assert answer.status_code == 204, answer.text
+        answer = scene.client.post(f"{path}?awareness=default", content=frame_update(b"\x01\x02"), headers=BYTES)
+        assert answer.status_code == 204, answer.text
+    scene.flushed()
+    options = MaterializeOptions(scene.connection, scene.source, "notes", "yjs")
+    assert materialize(spark, options).published == len(paths)
+    for path in paths:
+        answer = scene.client.get(path, params={"offset": "snapshot"}, follow_redirects=True)
+        assert answer.url.params["offset"].endswith("_snapshot")
+        copy: Any = Doc({"text": Text()})
+        copy.apply_update(answer.content)
+        assert str(copy["text"]) == f"written at {path}"
+    assert materialize(spark, options).published == 0, "nothing is new"
 
 
 # -- import ----------------------------------------------------------------------------------------------------------

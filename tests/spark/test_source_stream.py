@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from millstream.spark.options import read_options
 from millstream.spark.stream import StreamReader
 from support.cold import wait_until
 from support.server import ServerProcess
-from support.spark_source import Row, Streams
+from support.spark_source import JSON, Row, Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,6 +184,26 @@ def test_position_the_server_does_not_have_is_data_loss(streams: Streams, caplog
         one.stop()
 
 
+def test_messages_that_retention_took_before_they_were_read_are_counted_in_the_log(
+    streams: Streams, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = reader_of(streams, startingOffsets="earliest")
+    start = reader.initialOffset()
+    fill(streams, 12)
+    streams.flush()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert len(numbers([row for rows in batch_of(reader, start, end) for row in rows])) == 12
+    assert caplog.text == ""
+    trimmed = streams.client.head(f"/{streams.bucket}/run-0").headers["stream-next-offset"]
+    answer = streams.client.put(f"/{streams.bucket}/run-0/snapshot/{trimmed}", headers=JSON, content="{}")
+    assert answer.status_code == 204, answer.text
+    streams.client.delete(f"/{streams.bucket}/run-1")
+    left = numbers([row for rows in batch_of(reader, start, end) for row in rows])
+    assert left == [number for number in range(12) if number % 3 == 2]
+    assert f"bucket '{streams.bucket}'" in caplog.text and "8 messages were deleted, trimmed or expired" in caplog.text
+    reader.stop()
+
+
 # -- with Spark ------------------------------------------------------------------------------------------------------
 
 
@@ -259,3 +280,63 @@ def test_checkpoint_of_another_server_is_said_to_be_data_loss(
         fill(streams, 1)
         with pytest.raises(StreamingQueryException, match="restored to an earlier state, or is another server"):
             to_files(stream_of(spark, streams), tmp_path).awaitTermination(60)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_history_that_is_trimmed_deleted_or_expired_before_it_is_read_is_left_out(
+    spark: SparkSession, streams: Streams, tmp_path: Path, is_running: bool
+) -> None:
+    """Whether the query runs meanwhile or is started again from its checkpoint: it goes on with what is left."""
+    frame = stream_of(spark, streams, startingOffsets="earliest", maxRecordsPerTrigger="6")
+    fill(streams, 6)
+    assert to_files(frame, tmp_path).awaitTermination(60)
+    assert in_files(spark, tmp_path) == list(range(6))
+    query = to_files(frame, tmp_path, once=False) if is_running else None
+    moment = (datetime.now(UTC) + timedelta(seconds=2)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    expiring = JSON | {"stream-expires-at": moment}
+    assert streams.client.put(f"/{streams.bucket}/short", headers=expiring, content='[{"n": 999}]').status_code == 201
+    for number in range(6, 30):
+        streams.append(f"run-{number % 3}", {"n": number})
+    streams.flush()
+    trimmed = streams.client.head(f"/{streams.bucket}/run-0").headers["stream-next-offset"]
+    answer = streams.client.put(f"/{streams.bucket}/run-0/snapshot/{trimmed}", headers=JSON, content="{}")
+    assert answer.status_code == 204, answer.text
+    streams.client.delete(f"/{streams.bucket}/run-1")
+    wait_until(lambda: streams.client.head(f"/{streams.bucket}/short").status_code in (404, 410), "expiry", 20)
+    streams.append("run-0", {"n": 30})
+    if query is None:
+        assert to_files(frame, tmp_path).awaitTermination(60)
+    else:
+        wait_until(lambda: query.exception() or 30 in in_files(spark, tmp_path), "the last message", 60)
+        assert query.exception() is None
+        query.stop()
+    found = in_files(spark, tmp_path)
+    assert len(found) == len(set(found)), "nothing twice"
+    kept = {*range(6), *(n for n in range(6, 30) if n % 3 == 2), 30}
+    removed = {999, *range(6, 30)} - kept
+    # A query that runs may have read them in time; one that was down cannot.
+    assert kept <= set(found) <= kept | (removed if is_running else set())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_checkpoint_older_than_what_the_server_keeps_fails_or_goes_on_as_asked(
+    spark: SparkSession, streams: Streams, tmp_path: Path, fails: bool
+) -> None:
+    fill(streams, 4)
+    assert to_files(stream_of(spark, streams, startingOffsets="earliest"), tmp_path).awaitTermination(60)
+    # Position 0 is none that a server keeps: to the query it is history that has been removed since.
+    batches = [int(one.name) for one in (tmp_path / "checkpoint/offsets").iterdir() if one.name.isdigit()]
+    log = tmp_path / f"checkpoint/offsets/{max(batches)}"
+    *head, offset = log.read_text().splitlines()
+    assert set(json.loads(offset)) == {"0"}
+    log.write_text("\n".join([*head, json.dumps({"0": 0})]))
+    log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
+    fill(streams, 4, first=4)
+    frame = stream_of(spark, streams, failOnDataLoss=str(fails).lower())
+    if fails:
+        with pytest.raises(StreamingQueryException, match=r"starts at position 0 .* was removed.*failOnDataLoss=false"):
+            to_files(frame, tmp_path).awaitTermination(60)
+        assert in_files(spark, tmp_path) == list(range(4))
+    else:
+        assert to_files(frame, tmp_path).awaitTermination(60)
+        assert set(in_files(spark, tmp_path)) == set(range(8))

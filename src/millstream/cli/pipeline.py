@@ -191,7 +191,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 def _audit(options: argparse.Namespace) -> int:
     from millstream.pipeline.audit import AuditOptions, audit
-    from millstream.pipeline.audit_report import render
+    from millstream.pipeline.audit_report import positions, render
 
     connection, cold = _connection(options)
     report = audit(_session(options), AuditOptions(connection, cold, options.orphan_age))
@@ -206,8 +206,8 @@ def _audit(options: argparse.Namespace) -> int:
             print(f"{problem.where}: {problem.what}", file=sys.stderr)
         print(
             f"checked {report.segments:,} segments with {report.messages:,} messages"
-            f" ({human_bytes(report.payload_bytes)}) of {report.streams:,} streams, up to position"
-            f" {report.through:,}, in {report.seconds:.1f} s: {len(report.problems)} problems"
+            f" ({human_bytes(report.payload_bytes)}) of {report.streams:,} streams, {positions(report)},"
+            f" in {report.seconds:.1f} s: {len(report.problems)} problems"
         )
     return 1 if report.problems else 0
 

@@ -28,6 +28,7 @@ from millstream.client.results import (
     StreamEntry,
     StreamInfo,
 )
+from millstream.client.retries import Attempts, RetryPolicy
 from millstream.clock import Clock, SystemClock
 from millstream.protocol.content_types import OCTET_STREAM
 
@@ -104,8 +105,10 @@ class AsyncClient:
         """The names of the buckets there are; with access control this needs the admin scope."""
         return await self.call(calls.buckets())
 
-    async def call(self, call: Call[T]) -> T:
-        return await run(converse(call, self._settings), self._pool)
+    async def call(self, call: Call[T], policy: RetryPolicy | None = None) -> T:
+        """The result of a call, repeated as the client's policy says, or as this one does."""
+        attempts = Attempts(policy, self._settings.clock, can_repeat=call.can_repeat) if policy is not None else None
+        return await run(converse(call, self._settings, attempts), self._pool)
 
     async def close(self) -> None:
         await self._pool.close()

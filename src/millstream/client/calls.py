@@ -55,12 +55,7 @@ class Address(NamedTuple):
 
     @property
     def bucketed_path(self) -> str:
-        """Snapshots and bootstrap exist under this form only."""
-        if "/" in self.name:
-            raise BadRequest(
-                f"the stream {str(self)!r} cannot have snapshots: its name has more than one '/'",
-                hint="name it bucket/stream",
-            )
+        """Snapshots and bootstrap exist under this form only; a slash in the name is percent-encoded."""
         return f"/{_quoted(self.bucket)}/{_quoted(self.name)}"
 
 
@@ -370,7 +365,7 @@ def feed_page(
     name: str, after: str | None, prefix: str, max_bytes: int | None, accept: str, live: str | None = None
 ) -> Call[RawFeedPage]:
     target = with_query(f"{bucket_path(name)}/streams/feed", after=after, prefix=prefix, max_bytes=max_bytes, live=live)
-    return Call(Request("GET", target, {"accept": accept}), raw_page)
+    return Call(Request("GET", target, {"accept": accept}), raw_page, is_live=live is not None)
 
 
 @_parsed

@@ -69,6 +69,8 @@ class Call(Generic[T]):
     done_if_repeated: frozenset[int] = frozenset()
     # Statuses from 400 on that are answers to it, not errors.
     answers: frozenset[int] = frozenset()
+    # Whether the server holds the answer back until there is something to say.
+    is_live: bool = False
 
 
 class Homes:
@@ -154,7 +156,7 @@ def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None
     if attempts is None:
         attempts = Attempts(settings.policy, settings.clock, can_repeat=call.can_repeat)
     while True:
-        answer = yield from ask(call.request, settings)
+        answer = yield from ask(call.request, settings, is_live=call.is_live)
         if isinstance(answer, Response):
             is_done = attempts.may_be_done and answer.status in call.done_if_repeated
             if answer.status < 400 or answer.status in call.answers or is_done:

@@ -34,7 +34,10 @@ from millstream.errors import MillstreamError
 
 
 class ClientError(MillstreamError):
-    """Base of what `millstream.client` raises; `status` is None if no server said so."""
+    """Base of what `millstream.client` raises; `status` is None if no server said so.
+
+    `is_servers` says whether code and message are a durable streams server's own words.
+    """
 
     code = "client_error"
 
@@ -51,6 +54,7 @@ class ClientError(MillstreamError):
         super().__init__(message, code=code, hint=hint, details=details)
         self.status = status
         self.headers = headers or {}
+        self.is_servers = status is not None and code is not None
 
 
 class ConnectionFailed(ClientError):

@@ -17,12 +17,16 @@ JITTER: Final = (0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Pauses double from the first to the longest; a server's Retry-After is heeded up to its own limit."""
+    """Pauses double from the first to the longest; a server's Retry-After is heeded up to its own limit.
+
+    With `seconds_max` no attempt begins later than that after the first.
+    """
 
     retries: int = 8
     first_pause_seconds: float = 0.1
     pause_seconds_max: float = 5.0
     retry_after_seconds_max: float = 60.0
+    seconds_max: float | None = None
 
 
 class Attempts:
@@ -33,11 +37,14 @@ class Attempts:
         self._clock = clock
         self._can_repeat = can_repeat
         self._failures = 0
+        self._begun = clock.monotonic() if policy.seconds_max is not None else 0.0
         # Whether an earlier attempt may have been carried out although its answer was lost.
         self.may_be_done = False
 
     def succeeded(self) -> None:
         self._failures = 0
+        if self._policy.seconds_max is not None:
+            self._begun = self._clock.monotonic()
 
     def pause_after(self, error: ClientError) -> float:
         """How long to wait before the next attempt; raises the error if there is to be none."""
@@ -53,7 +60,10 @@ class Attempts:
         pause = min(policy.first_pause_seconds * 2.0 ** min(self._failures - 1, 30), policy.pause_seconds_max)
         pause *= self._clock.uniform(*JITTER)
         asked = error.retry_after_seconds if isinstance(error, Unavailable) else None
-        return pause if asked is None else max(pause, min(asked, policy.retry_after_seconds_max))
+        pause = pause if asked is None else max(pause, min(asked, policy.retry_after_seconds_max))
+        if policy.seconds_max is not None and self._clock.monotonic() + pause > self._begun + policy.seconds_max:
+            raise error
+        return pause
 
     def _note(self, error: ClientError) -> None:
         if not _may_be_done(error):

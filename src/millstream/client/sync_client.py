@@ -26,6 +26,7 @@ from millstream.client.results import (
     StreamEntry,
     StreamInfo,
 )
+from millstream.client.retries import Attempts, RetryPolicy
 from millstream.client.sync_driver import Following, run
 from millstream.client.sync_producer import IdempotentProducer
 from millstream.clock import Clock, SystemClock
@@ -104,8 +105,10 @@ class Client:
         """The names of the buckets there are; with access control this needs the admin scope."""
         return self.call(calls.buckets())
 
-    def call(self, call: Call[T]) -> T:
-        return run(converse(call, self._settings), self._pool)
+    def call(self, call: Call[T], policy: RetryPolicy | None = None) -> T:
+        """The result of a call, repeated as the client's policy says, or as this one does."""
+        attempts = Attempts(policy, self._settings.clock, can_repeat=call.can_repeat) if policy is not None else None
+        return run(converse(call, self._settings, attempts), self._pool)
 
     def close(self) -> None:
         self._pool.close()

@@ -11,19 +11,19 @@ Objects younger than `orphan_seconds` that nothing names are not judged: a flush
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as arrow
 
+from millstream.clock import SystemClock, monotonic_seconds
 from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.pipeline.audit_server import compare_with_server
 from millstream.pipeline.planning import DAY_MS
 from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import map_tasks
-from millstream.pipeline.view import View, load_only_view
+from millstream.pipeline.view import View, load_views
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.inspection import Inspection
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 
 PROBLEMS_MAX: Final = 1_000
 TASK_BYTES: Final = 256 << 20
-_COLUMNS: Final = "problem string, path string, stream string, incarnation long, first long, last long, messages long"
+_COLUMNS: Final = (
+    "problem string, path string, shard long, stream string, incarnation long, first long, last long, messages long"
+)
 _SCHEMA: Final = arrow.schema(
     [
         ("problem", arrow.string()),
         ("path", arrow.string()),
+        ("shard", arrow.int64()),
         ("stream", arrow.string()),
         ("incarnation", arrow.int64()),
         ("first", arrow.int64()),
@@ -70,7 +73,8 @@ class SegmentFigure(NamedTuple):
 
 
 class AuditReport(NamedTuple):
-    through: int
+    through: dict[int, int]
+    """By shard, the position up to which the store was checked."""
     segments: int
     messages: int
     payload_bytes: int
@@ -82,7 +86,12 @@ class AuditReport(NamedTuple):
 
 class _Task(NamedTuple):
     store: ObjectStoreSettings
-    segments: list[SegmentRef]
+    segments: list[tuple[int, SegmentRef]]
+    """Each with its shard."""
+
+
+# What tells streams apart, of all shards.
+_STREAM: Final = ["shard", "incarnation"]
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditReport:
@@ -91,55 +100,58 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditReport:
 
 
 def _audit(spark: SparkSession, options: AuditOptions, server: JobServer) -> AuditReport:
-    started = time.monotonic()
+    started = monotonic_seconds()
     settings = store_of(server, options.cold)
-    view = asyncio.run(_view(settings))
-    segments = list(view.cold.segments.values())
-    if not segments:
-        problems = asyncio.run(_check_objects(settings, view, options.orphan_seconds))
-        problems += _check_server(server, settings, view, set())
-        return AuditReport(view.through - 1, 0, 0, 0, len(view.streams), problems, [], time.monotonic() - started)
-    found = map_tasks(spark, list(_tasks(settings, segments)), _inspect, _COLUMNS).persist()
+    views = asyncio.run(_views(settings))
+    through = {view.shard: view.through - 1 for view in views}
+    streams = sum(len(view.streams) for view in views)
+    placed = [(view.shard, segment) for view in views for segment in view.cold.segments.values()]
+    if not placed:
+        problems = asyncio.run(_check_objects(settings, views, options.orphan_seconds))
+        problems += _check_server(server, settings, views, set())
+        return AuditReport(through, 0, 0, 0, streams, problems, [], monotonic_seconds() - started)
+    found = map_tasks(spark, list(_tasks(settings, placed)), _inspect, _COLUMNS).persist()
     try:
         problems = [
             Problem("segment", row["path"], row["problem"])
             for row in found.where("problem is not null").limit(PROBLEMS_MAX).collect()
         ]
         runs = found.where("problem is null")
-        problems += _check_streams(spark, runs, view)
-        live = _live_bytes(spark, runs, view)
+        problems += _check_streams(spark, runs, views)
+        live = _live_bytes(spark, runs, views)
     finally:
         found.unpersist()
-    problems += asyncio.run(_check_objects(settings, view, options.orphan_seconds))
-    problems += _check_server(server, settings, view, set(live))
+    problems += asyncio.run(_check_objects(settings, views, options.orphan_seconds))
+    problems += _check_server(server, settings, views, set(live))
+    segments = [segment for _, segment in placed]
     figures = [
         SegmentFigure(one.bucket, one.first_at_ms // DAY_MS, one.payload_bytes, one.size, live.get(one.path, 0))
         for one in segments
     ]
     return AuditReport(
-        view.through - 1,
+        through,
         len(segments),
         sum(one.rows for one in segments),
         sum(one.payload_bytes for one in segments),
-        len(view.streams),
+        streams,
         problems[:PROBLEMS_MAX],
         figures,
-        time.monotonic() - started,
+        monotonic_seconds() - started,
     )
 
 
-async def _view(settings: ObjectStoreSettings) -> View:
-    return await load_only_view(open_objects(settings))
+async def _views(settings: ObjectStoreSettings) -> list[View]:
+    return await load_views(open_objects(settings))
 
 
-def _tasks(settings: ObjectStoreSettings, segments: list[SegmentRef]) -> Iterator[_Task]:
-    chosen: list[SegmentRef] = []
+def _tasks(settings: ObjectStoreSettings, placed: list[tuple[int, SegmentRef]]) -> Iterator[_Task]:
+    chosen: list[tuple[int, SegmentRef]] = []
     size = 0
-    for segment in segments:
+    for shard, segment in placed:
         if chosen and size + segment.size > TASK_BYTES:
             yield _Task(settings, chosen)
             chosen, size = [], 0
-        chosen.append(segment)
+        chosen.append((shard, segment))
         size += segment.size
     yield _Task(settings, chosen)
 
@@ -149,41 +161,44 @@ def _tasks(settings: ObjectStoreSettings, segments: list[SegmentRef]) -> Iterato
 
 def _inspect(task: _Task) -> Iterator[arrow.RecordBatch]:
     """What is wrong with the segments, and the runs of messages that they hold."""
-    for segment in task.segments:
-        rows = asyncio.run(_inspect_segment(task.store, segment))
+    for shard, segment in task.segments:
+        rows = asyncio.run(_inspect_segment(task.store, shard, segment))
         yield arrow.RecordBatch.from_pylist([dict(zip(_SCHEMA.names, row, strict=True)) for row in rows], _SCHEMA)
 
 
-async def _inspect_segment(store: ObjectStoreSettings, segment: SegmentRef) -> list[tuple[Any, ...]]:
+async def _inspect_segment(store: ObjectStoreSettings, shard: int, segment: SegmentRef) -> list[tuple[Any, ...]]:
     objects = open_objects(store)
     try:
         inspection = await Inspection.begin(objects, segment)
     except (Corrupt, NotFound) as error:
-        return [(error.message, segment.path, None, None, None, None, None)]
+        return [(error.message, segment.path, shard, None, None, None, None, None)]
     rows: list[tuple[Any, ...]] = [
-        (None, segment.path, one.stream, one.incarnation, one.offset_start, one.offset_end, one.rows)
+        (None, segment.path, shard, one.stream, one.incarnation, one.offset_start, one.offset_end, one.rows)
         for one in inspection.footer.extents
     ]
     try:
         await inspection.read(objects)
     except (Corrupt, NotFound) as error:
-        rows.append((error.message, segment.path, None, None, None, None, None))
+        rows.append((error.message, segment.path, shard, None, None, None, None, None))
     return rows
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 
-def _streams(spark: SparkSession, view: View) -> DataFrame:
+def _streams(spark: SparkSession, views: list[View]) -> DataFrame:
     """What the manifests expect: from where to where each stream's messages must be there."""
     from pyspark.sql.types import LongType, StringType, StructField, StructType
 
     rows = [
-        (stream.incarnation, str(stream.key), _begin(stream.kept_from, stream.fork), stream.tail)
+        (view.shard, stream.incarnation, str(stream.key), _begin(stream.kept_from, stream.fork), stream.tail)
+        for view in views
         for stream in view.streams.values()
     ]
-    names = [("incarnation", LongType()), ("name", StringType()), ("kept_from", LongType()), ("tail", LongType())]
-    return spark.createDataFrame(rows, StructType([StructField(name, kind) for name, kind in names]))
+    numbers = ("shard", "incarnation", "kept_from", "tail")
+    names = ("shard", "incarnation", "name", "kept_from", "tail")
+    fields = [StructField(name, LongType() if name in numbers else StringType()) for name in names]
+    return spark.createDataFrame(rows, StructType(fields))
 
 
 def _begin(kept_from: int, fork: tuple[int, int] | None) -> int:
@@ -191,12 +206,12 @@ def _begin(kept_from: int, fork: tuple[int, int] | None) -> int:
     return max(kept_from, fork[1] if fork is not None else 0)
 
 
-def _check_streams(spark: SparkSession, runs: DataFrame, view: View) -> list[Problem]:
+def _check_streams(spark: SparkSession, runs: DataFrame, views: list[View]) -> list[Problem]:
     from pyspark.sql import Window, functions
 
-    streams = _streams(spark, view)
-    kept = runs.join(streams, "incarnation").where("last > kept_from")
-    before = functions.lag("last").over(Window.partitionBy("incarnation").orderBy("first", "last"))
+    streams = _streams(spark, views)
+    kept = runs.join(streams, _STREAM).where("last > kept_from")
+    before = functions.lag("last").over(Window.partitionBy(*_STREAM).orderBy("first", "last"))
     edges = kept.withColumn("before", before).where("before is not null and before != first")
     problems = [
         Problem(
@@ -208,9 +223,9 @@ def _check_streams(spark: SparkSession, runs: DataFrame, view: View) -> list[Pro
         )
         for row in edges.limit(PROBLEMS_MAX).collect()
     ]
-    ends = kept.groupBy("incarnation").agg(functions.min("first").alias("low"), functions.max("last").alias("high"))
+    ends = kept.groupBy(*_STREAM).agg(functions.min("first").alias("low"), functions.max("last").alias("high"))
     wrong = (
-        streams.join(ends, "incarnation", "left")
+        streams.join(ends, _STREAM, "left")
         .where("tail > kept_from and (low is null or low > kept_from or high != tail)")
         .limit(PROBLEMS_MAX)
         .collect()
@@ -222,11 +237,11 @@ def _check_streams(spark: SparkSession, runs: DataFrame, view: View) -> list[Pro
     return problems
 
 
-def _live_bytes(spark: SparkSession, runs: DataFrame, view: View) -> dict[str, int]:
+def _live_bytes(spark: SparkSession, runs: DataFrame, views: list[View]) -> dict[str, int]:
     """By segment, how much of it counts."""
     from pyspark.sql import functions
 
-    kept = runs.join(_streams(spark, view), "incarnation").where("last > kept_from")
+    kept = runs.join(_streams(spark, views), _STREAM).where("last > kept_from")
     length = functions.expr("last - greatest(first, kept_from)")
     return {row["path"]: row["live"] for row in kept.groupBy("path").agg(functions.sum(length).alias("live")).collect()}
 
@@ -234,13 +249,12 @@ def _live_bytes(spark: SparkSession, runs: DataFrame, view: View) -> dict[str, i
 # -- objects and the server ------------------------------------------------------------------------------------------
 
 
-async def _check_objects(settings: ObjectStoreSettings, view: View, orphan_seconds: float) -> list[Problem]:
+async def _check_objects(settings: ObjectStoreSettings, views: list[View], orphan_seconds: float) -> list[Problem]:
     """Objects that are missing, and objects that nothing refers to."""
     objects = open_objects(settings)
-    blobs = {f"snapshots/{stream.snapshot}" for stream in view.streams.values() if stream.snapshot is not None}
-    needed = view.cold.segments.keys() | view.notes | blobs
-    known = needed | view.cold.retired
-    judged_before_ms = (time.time() - orphan_seconds) * 1000
+    needed = _needed(views)
+    known = needed.union(*(view.cold.retired for view in views))
+    judged_before_ms = SystemClock().now_ms() - orphan_seconds * 1000
     seen: set[str] = set()
     problems: list[Problem] = []
     for prefix in ("segments/", "notes/", "snapshots/"):
@@ -251,14 +265,23 @@ async def _check_objects(settings: ObjectStoreSettings, view: View, orphan_secon
     gone = needed - seen
     if gone:
         # A flush or a compaction may have removed them since the manifests were read.
-        fresh = await load_only_view(objects)
-        still = {f"snapshots/{stream.snapshot}" for stream in fresh.streams.values() if stream.snapshot is not None}
-        gone &= fresh.cold.segments.keys() | fresh.notes | still
+        gone &= _needed(await load_views(objects))
     return problems + [Problem("object", path, "this object is referred to and not there") for path in sorted(gone)]
 
 
-def _check_server(server: JobServer, settings: ObjectStoreSettings, view: View, alive: set[str]) -> list[Problem]:
+def _needed(views: list[View]) -> set[str]:
+    """The objects that something refers to."""
+    needed: set[str] = set()
+    for view in views:
+        needed |= view.cold.segments.keys() | view.notes
+        needed |= {f"snapshots/{stream.snapshot}" for stream in view.streams.values() if stream.snapshot is not None}
+    return needed
+
+
+def _check_server(
+    server: JobServer, settings: ObjectStoreSettings, views: list[View], alive: set[str]
+) -> list[Problem]:
     try:
-        return [Problem("server", *found) for found in compare_with_server(server, settings, view, alive)]
+        return [Problem("server", *found) for found in compare_with_server(server, settings, views, alive)]
     except MillstreamError as error:
         return [Problem("server", "the server", error.message)]

@@ -17,7 +17,7 @@ def render(report: AuditReport, url: str) -> str:
     is_good = not report.problems
     verdict = "everything is as it should be" if is_good else f"{len(report.problems):,} problems"
     blocks = [
-        f'<p class="note">{escape(url)}, up to position {report.through:,}, checked in {report.seconds:.1f} s</p>',
+        f'<p class="note">{escape(url)}, {positions(report)}, checked in {report.seconds:.1f} s</p>',
         f'<p><span class="verdict {"good" if is_good else "bad"}">{verdict}</span></p>',
         charts.table(
             ("segments", "messages", "payload bytes", "streams", "problems"),
@@ -32,6 +32,13 @@ def render(report: AuditReport, url: str) -> str:
         blocks += ["<h2>Live and dead payload by bucket</h2>", _by_bucket(report.figures)]
         blocks += ["<h2>Segments by size</h2>", _by_size(report.figures)]
     return charts.page("Audit of the cold tier", *blocks)
+
+
+def positions(report: AuditReport) -> str:
+    """How far the audit went, by shard where there are several."""
+    if len(report.through) == 1:
+        return f"up to position {next(iter(report.through.values())):,}"
+    return "up to the positions " + ", ".join(f"{shard}.{at}" for shard, at in sorted(report.through.items()))
 
 
 def _by_day(figures: list[SegmentFigure]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from millstream.client import Client, ClientError
 from millstream.errors import InvalidRequest
 from millstream.pipeline.server import JobServer
-from millstream.pipeline.view import View, load_view
+from millstream.pipeline.view import View, load_views
 from millstream.protocol.keys import parse_bucket
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
 
@@ -24,23 +24,23 @@ Difference = tuple[str, str]
 
 
 def compare_with_server(
-    server: JobServer, settings: ObjectStoreSettings, view: View, alive: set[str]
+    server: JobServer, settings: ObjectStoreSettings, views: list[View], alive: set[str]
 ) -> list[Difference]:
     """`alive` are the segments in which something counts."""
     found: set[Difference] = set()
     for look in range(LOOKS):
-        differences = set(_differences(server, view, alive))
+        differences = {one for view in views for one in _differences(server, view, alive)}
         # One that goes away was a flush, a deletion or a compaction in between.
         found = differences if look == 0 else found & differences
         if not found:
             return []
         time.sleep(LOOK_AGAIN_SECONDS)
-        view = asyncio.run(_load(settings))
+        views = asyncio.run(_load(settings))
     return sorted(found)
 
 
-async def _load(settings: ObjectStoreSettings) -> View:
-    return await load_view(open_objects(settings))
+async def _load(settings: ObjectStoreSettings) -> list[View]:
+    return await load_views(open_objects(settings))
 
 
 def _differences(server: JobServer, view: View, alive: set[str]) -> list[Difference]:

@@ -8,7 +8,6 @@ is recognised by the server and not written twice.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,6 +18,7 @@ import msgspec
 
 from millstream.client import Chunk, Client, Conflict, Producer, Stream
 from millstream.client import NotFound as StreamNotFound
+from millstream.clock import monotonic_seconds
 from millstream.errors import InvalidRequest, NotFound
 from millstream.pipeline.tasks import run_tasks
 from millstream.protocol.content_types import is_json
@@ -69,7 +69,7 @@ def import_files(
     progress: Progress = lambda done, total: None,
 ) -> ImportSummary:
     """Rows become messages of the stream they name: a column `payload` as it is, or all other columns as JSON."""
-    started = time.monotonic()
+    started = monotonic_seconds()
     if kind not in FORMATS:
         raise InvalidRequest(f"the format {kind!r} is not known", hint=f"there are {', '.join(FORMATS)}")
     found = sorted(_expand(files, kind))
@@ -98,7 +98,7 @@ def import_files(
         writer.save()
         messages += rows.count()
         progress(number + 1, len(found))
-    return ImportSummary(len(found), messages, 0, time.monotonic() - started)
+    return ImportSummary(len(found), messages, 0, monotonic_seconds() - started)
 
 
 def _fingerprint(file: Path) -> str:
@@ -142,7 +142,7 @@ def import_server(
     progress: Progress = lambda done, total: None,
 ) -> ImportSummary:
     """Copy streams of another server, by path, with their content types, order and closure."""
-    started = time.monotonic()
+    started = monotonic_seconds()
     width = max(min(STREAMS_PER_TASK, -(-len(streams) // 2)), 1)
     tasks = [
         CopyTask(source, options.connection, options.bucket, options.name, list(streams[at : at + width]))
@@ -155,7 +155,7 @@ def import_server(
             total.messages += copied.messages
             total.repeated += copied.repeated
         progress(min((first + TASKS_AT_ONCE) * width, len(streams)), len(streams))
-    return ImportSummary(len(streams), total.messages, total.repeated, time.monotonic() - started)
+    return ImportSummary(len(streams), total.messages, total.repeated, monotonic_seconds() - started)
 
 
 def copy_streams(task: CopyTask) -> bytes:

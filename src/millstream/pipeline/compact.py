@@ -11,7 +11,6 @@ import asyncio
 import resource
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from millstream.clock import monotonic_seconds
 from millstream.errors import Conflict, MillstreamError
 from millstream.pipeline.planning import Group, Limits, groups_of, plan_group, weigh
 from millstream.pipeline.rewriting import Part, rewrite
@@ -71,7 +71,7 @@ def compact(
     spark: SparkSession, options: CompactOptions, progress: Progress = lambda done, total: None
 ) -> CompactSummary:
     """Merge until there is nothing left worth merging; `progress` gets how many groups of how many are done."""
-    started = time.monotonic()
+    started = monotonic_seconds()
     limits = Limits(options.target_bytes, options.segments_min, options.dead_share)
     tallies: list[_Tally] = []
     refused = 0
@@ -95,7 +95,7 @@ def compact(
         len(tallies),
         refused,
         max((tally.memory_bytes for tally in tallies), default=0),
-        time.monotonic() - started,
+        monotonic_seconds() - started,
     )
 
 

@@ -10,7 +10,6 @@ tables follow the entries, each batch as one transaction that carries its number
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as arrow
 
+from millstream.clock import SystemClock, monotonic_seconds
 from millstream.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from millstream.pipeline import delta
 from millstream.pipeline.export_files import ExportFile, FileTask, write_raw, write_typed
@@ -73,7 +73,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def export(spark: SparkSession, options: ExportOptions) -> ExportSummary:
-    started = time.monotonic()
+    started = monotonic_seconds()
     if options.format not in FORMATS:
         raise InvalidRequest(f"the format {options.format!r} is not known", hint=f"there are {', '.join(FORMATS)}")
     objects = open_objects(options.output)
@@ -99,7 +99,7 @@ def export(spark: SparkSession, options: ExportOptions) -> ExportSummary:
         delta.follow(options.output, options.bucket, entries)
     if entry is None or entry is last:
         at = last.last_position if last is not None else -1
-        return ExportSummary(last.batch if last else 0, first, at, 0, 0, 0, [], time.monotonic() - started)
+        return ExportSummary(last.batch if last else 0, first, at, 0, 0, 0, [], monotonic_seconds() - started)
     known = last.fields if last is not None else {}
     return ExportSummary(
         entry.batch,
@@ -109,7 +109,7 @@ def export(spark: SparkSession, options: ExportOptions) -> ExportSummary:
         sum(file.rows for file in entry.typed),
         len(entry.raw) + len(entry.typed),
         sorted(entry.fields.keys() - known.keys()),
-        time.monotonic() - started,
+        monotonic_seconds() - started,
     )
 
 
@@ -154,7 +154,7 @@ async def _publish(objects: Objects, entry: Entry) -> None:
 
 async def _remove_leftovers(objects: Objects) -> None:
     """Files of batches that never counted: runs that died have left them."""
-    before_ms = (time.time() - LEFTOVER_SECONDS) * 1000
+    before_ms = SystemClock().now_ms() - LEFTOVER_SECONDS * 1000
     stale = [found.path async for found in objects.list("_staging/") if found.modified_ms < before_ms]
     for path in stale:
         await objects.delete(path)

@@ -20,7 +20,8 @@ from millstream.protocol.lib0 import split_frames
 
 Fold = Callable[[bytes | None, Sequence[bytes]], bytes]
 
-BUILT_IN: Final = ("merge-patch", "last-by-key", "yjs")
+YJS: Final = "yjs"
+BUILT_IN: Final = ("merge-patch", "last-by-key", YJS)
 _DECODE: Final = msgspec.json.Decoder().decode
 
 
@@ -103,7 +104,7 @@ def find(name: str, key: str | None, content_type: str | None) -> Folding:
         if not key:
             raise InvalidRequest("last-by-key needs to know the key", hint="name the field with --key")
         return Folding(partial(last_by_key, key=key), content_type or JSON)
-    if name == "yjs":
+    if name == YJS:
         return Folding(yjs, content_type or OCTET_STREAM)
     module, separator, function = name.partition(":")
     if not separator:

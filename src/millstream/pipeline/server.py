@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.client import BadRequest, ClientError
+from millstream.client import Conflict as ClientConflict
 from millstream.errors import Conflict, InvalidRequest, MillstreamError
 from millstream.spark.options import ColdRoot, Connection
-from millstream.spark.server import Server, Store
+from millstream.spark.server import Server, Store, get_json, post_json
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
 
@@ -43,23 +45,19 @@ class JobServer(Server):
         return self._connection
 
     def cluster_cold(self) -> ClusterCold:
-        answer = self._ask("GET", "/cluster/cold")
-        self._expect(answer, "")
-        return msgspec.json.decode(answer.body, type=ClusterCold)
+        return self._ask(get_json("/cluster/cold", ClusterCold), "")
 
     def commit_compaction(self, replaced: Sequence[str], segments: Sequence[SegmentRef]) -> dict[str, Any]:
         """Propose a replacement; asked again after a lost answer, the server says that it is in force."""
-        body = msgspec.json.encode(
-            {"replace": list(replaced), "segments": [msgspec.structs.asdict(segment) for segment in segments]}
-        )
-        answer = self._ask("POST", "/cluster/compactions", {"content-type": "application/json"}, body)
-        problem = answer.problem if answer.status >= 400 else {}
-        if answer.status == 409:
-            raise Conflict(problem["message"], code=problem["code"], hint=problem.get("hint"))
-        if answer.status == 400:
-            raise InvalidRequest(problem["message"], code=problem["code"], hint=problem.get("hint"))
-        self._expect(answer, "")
-        return dict(msgspec.json.decode(answer.body))
+        proposal = {"replace": list(replaced), "segments": [msgspec.structs.asdict(one) for one in segments]}
+        try:
+            return self._call(post_json("/cluster/compactions", proposal, dict[str, Any]))
+        except ClientConflict as error:
+            raise Conflict(error.message, code=error.code, hint=error.hint) from None
+        except BadRequest as error:
+            raise InvalidRequest(error.message, code=error.code, hint=error.hint) from None
+        except ClientError as error:
+            raise self._explained(error, "") from None
 
 
 def store_of(server: JobServer, cold: ColdRoot) -> ObjectStoreSettings:

@@ -20,7 +20,7 @@ from millstream.pipeline.planning import DAY_MS, footers
 from millstream.pipeline.rewriting import read_footer
 from millstream.pipeline.server import connected, store_of
 from millstream.pipeline.tasks import map_tasks
-from millstream.pipeline.view import View, load_only_view
+from millstream.pipeline.view import View, load_views
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
@@ -54,7 +54,7 @@ class _Task(NamedTuple):
     store: ObjectStoreSettings
     segments: list[SegmentRef]
     kept_from: dict[int, int]
-    """Only the incarnations of these segments; what is not in it is gone."""
+    """Only the incarnations of these segments, which are of one shard; what is not in it is gone."""
 
 
 def usage(spark: SparkSession, options: UsageOptions) -> list[UsageRow]:
@@ -69,6 +69,7 @@ def usage(spark: SparkSession, options: UsageOptions) -> list[UsageRow]:
     totals = (
         counted.groupBy("bucket", "day")
         .agg(
+            # A bucket is in one shard, so its streams have different incarnations.
             functions.countDistinct("incarnation").alias("streams"),
             functions.sum("messages").alias("messages"),
             functions.sum("bytes").alias("bytes"),
@@ -89,7 +90,15 @@ def day_of(day: int) -> str:
 
 async def _plan(settings: ObjectStoreSettings, options: UsageOptions) -> list[_Task]:
     objects = open_objects(settings)
-    view = await load_only_view(objects)
+    tasks: list[_Task] = []
+    for view in await load_views(objects):
+        tasks += await _plan_shard(objects, settings, view, options)
+    return tasks
+
+
+async def _plan_shard(
+    objects: Objects, settings: ObjectStoreSettings, view: View, options: UsageOptions
+) -> list[_Task]:
     segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in options.buckets]
     tasks: list[_Task] = []
     chosen: list[SegmentRef] = []

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from millstream.errors import MillstreamError
 from millstream.protocol.keys import StreamKey
 from millstream.tiers.catalog_rows import StreamRow, decode_key
 from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, decode_manifest, longest_chain
@@ -31,6 +30,9 @@ class StreamState(NamedTuple):
 
 
 class View(NamedTuple):
+    """One shard's part of the store. A bucket is in one shard; incarnations are numbered by each shard for itself."""
+
+    shard: int
     cold: ColdView
     streams: dict[int, StreamState]
     notes: set[str]
@@ -53,19 +55,7 @@ async def load_views(objects: Objects) -> list[View]:
     return [await load_view(objects, shard) for shard in await shards_of(objects)]
 
 
-async def load_only_view(objects: Objects) -> View:
-    """The view of a store that one shard writes to, for jobs that know no more."""
-    shards = await shards_of(objects)
-    if len(shards) > 1:
-        raise MillstreamError(
-            f"the store holds the data of {len(shards)} shards, and this job looks at one",
-            code="several_shards",
-            hint="`millstream cold verify` checks the objects of all shards",
-        )
-    return await load_view(objects)
-
-
-async def load_view(objects: Objects, shard: int = 0) -> View:
+async def load_view(objects: Objects, shard: int) -> View:
     """Follow a shard's chain of manifests. Their rows are decoded one manifest at a time."""
     gate = asyncio.Semaphore(MANIFESTS_AT_ONCE)
 
@@ -91,7 +81,7 @@ async def load_view(objects: Objects, shard: int = 0) -> View:
         for row in manifest.streams:
             streams[row.incarnation] = _state(row.name, row.row)
         through = manifest.through
-    return View(cold, streams, notes, through)
+    return View(shard, cold, streams, notes, through)
 
 
 def _state(name: bytes, data: bytes) -> StreamState:

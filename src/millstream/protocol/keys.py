@@ -94,6 +94,11 @@ def parse_bucketed(bucket: str, stream: str) -> StreamKey:
     """The two decoded segments of `/{bucket}/{stream}` as a key."""
     if "/" in stream:
         raise InvalidRequest("a stream name must not contain '/'", code="invalid_path")
+    return parse_snapshot_owner(bucket, stream)
+
+
+def parse_snapshot_owner(bucket: str, stream: str) -> StreamKey:
+    """The stream whose snapshots and bootstrap a path is about: its name may have slashes, as documents' names do."""
     if stream in RESERVED_STREAMS:
         raise InvalidRequest(f"the stream name {stream!r} is reserved", code="invalid_path")
     return checked_key(parse_bucket(bucket), stream)

@@ -14,6 +14,7 @@ from millstream.protocol.keys import (
     decode_segment,
     parse_bucket,
     parse_bucketed,
+    parse_snapshot_owner,
     stream_key_of,
 )
 from millstream.server.bucket_api import BucketApi
@@ -108,11 +109,11 @@ def _route(path: bytes) -> Route:
         case [stream]:
             return Route("stream", key=parse_bucketed(head, stream))
         case [stream, "bootstrap"]:
-            return Route("bootstrap", (parse_bucketed(head, stream),))
+            return Route("bootstrap", (parse_snapshot_owner(head, stream),))
         case [stream, "snapshot"]:
-            return Route("latest snapshot", (parse_bucketed(head, stream),))
+            return Route("latest snapshot", (parse_snapshot_owner(head, stream),))
         case [stream, "snapshot", offset]:
-            return Route("snapshot", (parse_bucketed(head, stream), offset))
+            return Route("snapshot", (parse_snapshot_owner(head, stream), offset))
     raise InvalidRequest("the path names nothing this server has", code="invalid_path", hint="see the API overview")
 
 

@@ -14,13 +14,14 @@ import pyarrow as arrow
 import pyarrow.compute as compute
 from pyspark.sql.types import StructType
 
+from millstream.client import Appended, ClientError, Forbidden, NotFound, Producer, SequenceGap, Unauthorized
 from millstream.protocol.content_types import is_json
 from millstream.protocol.keys import StreamKey
-from millstream.protocol.producers import INTEGER_MAX, ProducerClaim
+from millstream.protocol.producers import INTEGER_MAX
 from millstream.spark.errors import SourceError
 from millstream.spark.options import WriteOptions
 from millstream.spark.rows_as_json import encoder_of
-from millstream.spark.server import Answer, Server
+from millstream.spark.server import Server
 
 ROWS_AT_ONCE: Final = 4096
 
@@ -132,17 +133,14 @@ def _edges(names: arrow.Table) -> list[int]:
 
 
 class Sender:
-    """Sends groups over a connection of its own."""
+    """Sends groups, one append after another."""
 
-    def __init__(self, options: WriteOptions, producer: str, epoch: int, totals: Totals) -> None:
+    def __init__(self, server: Server, options: WriteOptions, producer: str, epoch: int, totals: Totals) -> None:
         self._options = options
         self._producer = producer
         self._epoch = epoch
         self._totals = totals
-        self._server = Server(options.connection)
-
-    def close(self) -> None:
-        self._server.close()
+        self._server = server
 
     def send(self, group: Group) -> None:
         appends = list(self._appends(group))
@@ -150,8 +148,8 @@ class Sender:
         if not has_order and self._found_traces(group, appends[0][0]):
             raise self._ambiguous(group, len(appends))
         for seq, (body, messages) in enumerate(appends):
-            answer = self._append(group, body, seq)
-            self._totals.add(messages, is_repeat=answer.status == 204)
+            appended = self._append(group, body, seq)
+            self._totals.add(messages, is_repeat=appended.duplicate)
 
     def _appends(self, group: Group) -> Iterator[tuple[bytes, int]]:
         """Bodies, and how many messages each has; their edges depend on the messages and their order alone."""
@@ -169,27 +167,30 @@ class Sender:
             size += len(message) + 1
         yield b"[%b]" % b",".join(gathered), len(gathered)
 
-    def _append(self, group: Group, body: bytes, seq: int) -> Answer:
-        claim = ProducerClaim(self._producer, self._epoch, seq)
-        answer = self._server.append(group.key, group.content_type, body, claim)
-        if answer.status == 404 and self._options.creates_streams:
+    def _append(self, group: Group, body: bytes, seq: int) -> Appended:
+        producer = Producer(self._producer, self._epoch, seq)
+        try:
+            try:
+                return self._server.append(group.key, group.content_type, body, producer)
+            except NotFound:
+                if not self._options.creates_streams:
+                    raise
             # A stream below /v1/stream/ brings its bucket along; a mistyped one must not come into being.
             self._server.check_bucket(group.key.bucket)
-            created = self._server.create(group.key, group.content_type)
-            if created.status not in (200, 201):
-                raise self._refused(group, created)
-            answer = self._server.append(group.key, group.content_type, body, claim)
-        if answer.status not in (200, 204):
-            raise self._refused(group, answer)
-        return answer
+            self._server.create(group.key, group.content_type)
+            return self._server.append(group.key, group.content_type, body, producer)
+        except ClientError as error:
+            raise self._refused(group, error) from None
 
     def _found_traces(self, group: Group, body: bytes) -> bool:
         """Whether another attempt has begun to write this group, asked with an append that is never accepted."""
-        claim = ProducerClaim(self._producer, self._epoch, INTEGER_MAX)
-        answer = self._server.append(group.key, group.content_type, body, claim)
-        if answer.status == 409 and answer.problem["code"] == "producer_sequence_gap":
-            return int(answer.headers.get("producer-expected-seq", "0")) > 0
-        return False  # no such stream, no such epoch, or something the append itself will be told
+        try:
+            self._server.append(group.key, group.content_type, body, Producer(self._producer, self._epoch, INTEGER_MAX))
+        except SequenceGap as gap:
+            return gap.expected > 0
+        except ClientError:
+            pass  # no such stream, no such epoch, or something the append itself will be told
+        return False
 
     def _ambiguous(self, group: Group, appends: int) -> SourceError:
         size = sum(len(message) for message in group.messages)
@@ -201,31 +202,28 @@ class Sender:
             " gets the rows in the same order; or make micro-batches smaller, so that a stream's rows fit one append",
         )
 
-    def _refused(self, group: Group, answer: Answer) -> SourceError:
+    def _refused(self, group: Group, error: ClientError) -> SourceError:
         """What the server said, in terms of what was to be written."""
-        problem = answer.problem
         what = f"stream {str(group.key)!r} takes no messages of this write"
         hints = {
             "producer_fenced": (
-                f"{what}: {problem['message']}",
+                f"{what}: {error.message}",
                 "a later micro-batch, or a higher txnVersion, was written under the same sink; if the checkpoint was"
                 " deleted, give the query another txnAppId",
             ),
             "content_type_mismatch": (
-                f"{what}: {problem['message']}",
+                f"{what}: {error.message}",
                 f"it was written as {group.content_type!r}: set the option 'contentType' to the stream's own type",
             ),
             "stream_not_found": (f"{what}: it does not exist", "create it, or set the option createStreams=true"),
             "stream_closed": (f"{what}: it is closed", "leave its rows out, or write to another stream"),
             "bucket_not_found": (f"{what}: bucket {group.key.bucket!r} does not exist", "create it first"),
             "payload_too_large": (
-                f"{what}: {problem['message']}",
+                f"{what}: {error.message}",
                 "set the option maxAppendBytes below the server's http.body_bytes_max",
             ),
         }
-        message, hint = hints.get(
-            problem["code"], (f"{what}: {answer.status} {problem['code']} {problem['message']}", problem.get("hint"))
-        )
-        if answer.status in (401, 403) and problem["code"] != "producer_fenced":
+        message, hint = hints.get(error.code, (f"{what}: {error.status} {error.code} {error.message}", error.hint))
+        if isinstance(error, Unauthorized | Forbidden):
             hint = "give the option 'token' one that may write to this bucket"
         return SourceError(message, hint=hint)

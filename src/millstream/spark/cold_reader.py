@@ -85,7 +85,8 @@ class ColdReader:
                 file = ahead.result() if ahead is not None else self._sparse(segment, footer, bunch, columns)
                 if number + 1 < len(bunches):
                     ahead = thread.submit(self._sparse, segment, footer, bunches[number + 1], columns)
-                yield _decode(arrow.PythonFile(file, mode="r"), footer, bunch, columns, segment.path)
+                reader = _opened(arrow.PythonFile(file, mode="r"), footer, segment.path)
+                yield _decode(reader, bunch, columns, segment.path)
 
     def _mapped(
         self, segment: SegmentRef, footer: Footer, bunches: list[list[int]], columns: list[str]
@@ -96,8 +97,10 @@ class ColdReader:
         except OSError as error:
             raise self._unreadable(segment.path, error) from None
         with file:
+            # Opened once for all bunches: it costs as much as decoding a good part of one.
+            reader = _opened(file, footer, segment.path)
             for bunch in bunches:
-                yield _decode(file, footer, bunch, columns, segment.path)
+                yield _decode(reader, bunch, columns, segment.path)
 
     def _sparse(self, segment: SegmentRef, footer: Footer, bunch: list[int], columns: list[str]) -> _Sparse:
         ranges = _ranges(footer.metadata, bunch, columns)
@@ -169,16 +172,26 @@ def _indexes(columns: list[str]) -> list[int]:
     return [SCHEMA.get_field_index(name) for name in columns]
 
 
-def _decode(file: Any, footer: Footer, groups: list[int], columns: list[str], path: str) -> arrow.Table:
+def _opened(file: Any, footer: Footer, path: str) -> parquet.ParquetFile:
     try:
-        reader = parquet.ParquetFile(
+        return parquet.ParquetFile(
             file, metadata=footer.metadata, page_checksum_verification=True, pre_buffer=False, read_dictionary=[]
         )
+    except (arrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from None
+
+
+def _decode(reader: parquet.ParquetFile, groups: list[int], columns: list[str], path: str) -> arrow.Table:
+    try:
         return reader.read_row_groups(groups, columns=columns, use_threads=False)
     except (arrow.ArrowException, OSError) as error:
-        raise SourceError(
-            f"segment {path} is damaged: {error}", hint="run `millstream cold verify`, and restore the object"
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: str, error: Exception) -> SourceError:
+    return SourceError(
+        f"segment {path} is damaged: {error}", hint="run `millstream cold verify`, and restore the object"
+    )
 
 
 class _Sparse(io.RawIOBase):

@@ -177,8 +177,13 @@ def _milliseconds(value: datetime) -> int:
 
 def stored_columns(filters: Iterable[Filter]) -> set[str]:
     """The columns of a segment that checking rows against these filters takes."""
-    names = (one.attribute[0] for one in filters if not isinstance(one, IsNotNull))  # type: ignore[attr-defined]
+    names = (_column(one) for one in filters if not isinstance(one, IsNotNull))
     return {STORED[name] for name in names if name != "bucket"}
+
+
+def _column(one: Any) -> str:
+    """The column a supported filter is about: each of those kinds has it, though Spark's base class does not."""
+    return str(one.attribute[0])
 
 
 def excludes_bucket(filters: Iterable[Filter], bucket: str) -> bool:
@@ -205,7 +210,7 @@ def _holds(one: Any, value: str) -> bool:
 
 def row_condition(filters: Iterable[Filter]) -> compute.Expression | None:
     """What a row must satisfy, over a segment's column names; None if there is no condition."""
-    terms = [_term(one) for one in filters if not isinstance(one, IsNotNull) and one.attribute != ("bucket",)]  # type: ignore[attr-defined]
+    terms = [_term(one) for one in filters if not isinstance(one, IsNotNull) and _column(one) != "bucket"]
     return reduce(and_, terms) if terms else None
 
 

@@ -227,9 +227,10 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def _connection(given: _Given) -> Connection:
     url = given.required("url", "say where the server is: .option('url', 'http://127.0.0.1:4437')").rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SourceError(f"the option 'url' is {url!r}", hint="write it as http://127.0.0.1:4437")
+    for one in url.split(","):
+        parts = urlsplit(one.strip())
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SourceError(f"the option 'url' is {url!r}", hint="write it as http://127.0.0.1:4437")
     timeout = given.parsed("serverTimeout", _seconds, "a duration such as 60s")
     return Connection(url, given.text("token"), 60.0 if timeout is None else timeout)
 

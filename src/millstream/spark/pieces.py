@@ -6,7 +6,7 @@ dead when the read was planned are listed with it, and a stretch of the feed has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
@@ -97,16 +97,23 @@ class RowRules:
 
 
 def segment_tables(
-    reader: ColdReader, pieces: Sequence[SegmentPiece], columns: set[str], rules: RowRules
+    reader: ColdReader,
+    pieces: Sequence[SegmentPiece],
+    columns: set[str],
+    rules: RowRules,
+    on_dead: Callable[[int], None] = lambda rows: None,
 ) -> Iterator[arrow.Table]:
-    """The rows of some pieces that count, with a segment's column names."""
+    """The rows of some pieces that count, with a segment's column names; `on_dead` is told how many no longer do."""
     for piece in pieces:
         tested, condition = rules.conditions(piece.segment)
         needed = columns | tested | ({"incarnation", "offset_end"} if piece.earliest else set())
         footer = reader.footer(piece.segment)
         for table in reader.tables(piece.segment, footer, piece.groups, sorted(needed)):
-            kept = table.filter(_alive(table, piece.earliest)) if piece.earliest else table
-            yield kept if condition is None else kept.filter(condition)
+            wanted = table if condition is None else table.filter(condition)
+            kept = wanted.filter(_alive(wanted, piece.earliest)) if piece.earliest else wanted
+            if kept.num_rows < wanted.num_rows:
+                on_dead(wanted.num_rows - kept.num_rows)
+            yield kept
 
 
 def _alive(table: arrow.Table, earliest: dict[int, int]) -> arrow.ChunkedArray:

@@ -21,6 +21,8 @@ from millstream.tiers.segments import Footer
 
 # The feed is cut at this many positions, so that a long one has several readers.
 FEED_POSITIONS: Final = 250_000
+# A feed this short is not worth a task of its own.
+FEW_POSITIONS: Final = 10_000
 PIECES_PER_PARTITION: Final = 8
 
 
@@ -66,6 +68,9 @@ def plan(options: ReadOptions, server: Server, cold: Cold, wanted: Wanted, shard
     partitions = [Partition(settings, wanted, segments=one) for one in _grouped(pieces, options.partition_bytes)]
     start = max(flushed + 1, wanted.position.low)
     end = min(shard.latest, wanted.position.high) + 1
+    if partitions and 0 < end - start <= FEW_POSITIONS:
+        partitions[-1].feed.append(FeedPiece(shard.shard, start, end))
+        return partitions
     for at in range(start, end, FEED_POSITIONS):
         partitions.append(Partition(settings, wanted, feed=[FeedPiece(shard.shard, at, min(at + FEED_POSITIONS, end))]))
     return partitions

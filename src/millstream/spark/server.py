@@ -1,49 +1,55 @@
-"""What the data source asks a server over HTTP: where history lies, the feed, and appends.
+"""What the data source asks a server: where history lies, the feed, and appends. The client does the talking.
 
-Every request has a time limit. What may pass (a restart, a change of leader, 429 and 503) is tried again until the
-option `serverTimeout` is used up; what will not is an error that names the option to change.
+What may pass (a restart, a change of leader, 429 and 503) is tried again until the option `serverTimeout` is used up;
+what will not is an error that names the option to change. Refused appends keep the client's errors: only the writer
+can say what they mean for its rows.
 """
 
 from __future__ import annotations
 
-import http.client
-import random
 import time
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urljoin, urlsplit
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as arrow
 
+from millstream.client import (
+    Appended,
+    BadAnswer,
+    Client,
+    ClientError,
+    ConnectionFailed,
+    Created,
+    Forbidden,
+    Gone,
+    NotFound,
+    OutcomeUnknown,
+    Producer,
+    RawFeedPage,
+    Unauthorized,
+    Unavailable,
+    calls,
+)
+from millstream.client.conversation import Call
+from millstream.client.messages import Request, Response
+from millstream.client.retries import RetryPolicy
+from millstream.clock import Clock, SystemClock
+from millstream.protocol.content_types import OCTET_STREAM
 from millstream.protocol.keys import StreamKey
-from millstream.protocol.producers import ProducerClaim
 from millstream.spark.errors import SourceError
 from millstream.spark.options import Connection
 from millstream.streams.records import SegmentRef
 
-ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
+T = TypeVar("T")
+
 REQUEST_SECONDS: Final = 60.0
 FIRST_CONTACT_SECONDS: Final = 3.0
-PAUSE_SECONDS: Final = (0.05, 2.0)
+# How long one look for news waits for some; Spark asks again at once, and a query that is stopped waits this long.
+NEWS_SECONDS: Final = 1.0
+ATTEMPTS_MAX: Final = 10_000
 INCARNATIONS_AT_ONCE: Final = 50_000
-REDIRECTS_MAX: Final = 5
-RETRIED: Final = (408, 429, 502, 503, 504)
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def problem(self) -> dict[str, str]:
-        """The server's own words: code, message, hint."""
-        try:
-            found = msgspec.json.decode(self.body)["error"]
-            return {name: str(value) for name, value in found.items()}
-        except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
-            return {"code": "", "message": self.body[:200].decode(errors="replace")}
+_ONCE: Final = RetryPolicy(retries=0)
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -78,201 +84,168 @@ class FeedPage(NamedTuple):
     is_up_to_date: bool
 
 
-_COLD: Final = msgspec.json.Decoder(Cold)
-
-
 class Server:
-    """One keep-alive connection to a server; not for several threads at a time."""
+    """A server as the options name it. Threads may share one."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
         self._connection = connection
-        self._base = urlsplit(connection.url)
-        self._links: dict[tuple[str, str], http.client.HTTPConnection] = {}
+        self._clock = clock or SystemClock()
+        self._client = Client(
+            connection.url,
+            token=connection.token,
+            timeout=REQUEST_SECONDS,
+            live_timeout=NEWS_SECONDS,
+            clock=self._clock,
+        )
+        self._policy = _policy(connection.timeout_seconds)
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
-        self._links.clear()
+        self._client.close()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def check_bucket(self, bucket: str) -> None:
         """Whether there is such a server, such a bucket, and leave to read it: said before anything is planned."""
-        self._expect(self._ask("GET", _path(bucket), patience=FIRST_CONTACT_SECONDS), bucket)
+        patience = min(FIRST_CONTACT_SECONDS, self._connection.timeout_seconds)
+        self._ask(calls.bucket_info(bucket), bucket, _policy(patience))
 
-    def cold(self, bucket: str, after: int | None = None, *, patience: float | None = None) -> Cold:
-        query = f"?after=0.{after}" if after is not None and after >= 0 else ""
-        answer = self._ask("GET", f"{_path(bucket)}/streams/cold{query}", patience=patience)
-        self._expect(answer, bucket)
-        return _COLD.decode(answer.body)
+    def cold(self, bucket: str, after: int | None = None) -> Cold:
+        start = f"0.{after}" if after is not None and after >= 0 else None
+        target = calls.with_query(f"{calls.bucket_path(bucket)}/streams/cold", after=start)
+        return self._ask(get_json(target, Cold), bucket)
 
     def alive(self, bucket: str, incarnations: Sequence[int]) -> dict[int, int]:
         """Those of the incarnations that still count, and the offset before which nothing of them does."""
         alive: dict[int, int] = {}
+        target = f"{calls.bucket_path(bucket)}/streams/cold"
         for start in range(0, len(incarnations), INCARNATIONS_AT_ONCE):
-            body = msgspec.json.encode({"incarnations": incarnations[start : start + INCARNATIONS_AT_ONCE]})
-            answer = self._ask("POST", f"{_path(bucket)}/streams/cold", {"content-type": "application/json"}, body)
-            self._expect(answer, bucket)
-            alive |= dict(msgspec.json.decode(answer.body, type=dict[str, list[tuple[int, int]]])["alive"])
+            question = {"incarnations": incarnations[start : start + INCARNATIONS_AT_ONCE]}
+            found = self._ask(post_json(target, question, dict[str, list[tuple[int, int]]]), bucket)
+            alive |= dict(found["alive"])
         return alive
 
     def feed(self, bucket: str, shard: int, after: int, prefix: str, bytes_max: int | None = None) -> FeedPage:
         """What happened in a bucket after a position, events that are no messages included."""
-        query = {"after": f"{shard}.{after}", "prefix": prefix, "max_bytes": bytes_max}
-        answer = self._ask("GET", _feed_path(bucket, query), {"accept": ARROW_TYPE})
-        self._expect(answer, bucket)
-        return _page(answer)
+        return _page(self._ask(calls.feed_page(bucket, f"{shard}.{after}", prefix, bytes_max, calls.ARROW), bucket))
 
-    def wait_for_news(self, bucket: str, shard: int, after: int, prefix: str, seconds: float) -> bool:
-        """Whether something happens in the bucket after a position, within about so many seconds."""
-        query = {"after": f"{shard}.{after}", "prefix": prefix, "max_bytes": 1, "live": "long-poll"}
+    def await_news(self, bucket: str, shard: int, after: int, prefix: str) -> None:
+        """Wait until something happens in the bucket after a position, for about `NEWS_SECONDS` at most."""
+        begun = self._clock.monotonic()
         try:
-            answer = self._exchange("GET", _feed_path(bucket, query), {"accept": ARROW_TYPE}, b"", seconds)
-        except (OSError, http.client.HTTPException):
-            self.close()
-            return False  # nothing within the time, or no server: the next look will tell
-        return answer.status == 200 and _page(answer).table.num_rows > 0
+            answer = self._client.call(
+                calls.feed_page(bucket, f"{shard}.{after}", prefix, 1, calls.ARROW, "long-poll"), _ONCE
+            )
+            has_news = _page(answer).table.num_rows > 0
+        except ClientError:
+            has_news = False  # nothing within the time, or no server: the next look will tell
+        if not has_news and self._clock.monotonic() - begun < NEWS_SECONDS / 20:
+            self.pause()  # that was no wait
+
+    def pause(self) -> None:
+        """What keeps those who look for news in several places from asking without end."""
+        time.sleep(NEWS_SECONDS / 10)
 
     def content_type(self, key: StreamKey) -> str | None:
         """A stream's content type, None if there is no such stream."""
-        answer = self._ask("HEAD", _stream_path(key))
-        if answer.status in (404, 410):
+        try:
+            return self._call(calls.head(_address(key).path)).content_type
+        except (NotFound, Gone):
             return None
-        self._expect(answer, key.bucket)
-        return answer.headers.get("content-type", "")
+        except ClientError as error:
+            raise self._explained(error, key.bucket) from None
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def create(self, key: StreamKey, content_type: str) -> Answer:
-        return self._ask("PUT", _stream_path(key), {"content-type": content_type})
+    def create(self, key: StreamKey, content_type: str) -> Created:
+        return self._call(calls.create(_address(key), content_type=content_type))
 
-    def append(self, key: StreamKey, content_type: str, body: bytes, claim: ProducerClaim) -> Answer:
+    def append(self, key: StreamKey, content_type: str, body: bytes, producer: Producer) -> Appended:
         """An append that may be repeated: whoever sent it first, the server takes it once."""
-        headers = {
-            "content-type": content_type,
-            "producer-id": claim.id,
-            "producer-epoch": str(claim.epoch),
-            "producer-seq": str(claim.seq),
-        }
-        return self._ask("POST", _stream_path(key), headers, body)
+        return self._call(calls.append(_address(key).path, body, content_type, producer=producer))
 
-    # -- the wire --------------------------------------------------------------------------------------------
+    def check_writing(self, key: StreamKey) -> None:
+        """Whether there is leave to write to a stream, asked with an append of nothing, which is never accepted."""
+        try:
+            self._call(calls.append(_address(key).path, b"", OCTET_STREAM))
+        except (Unauthorized, Forbidden) as error:
+            raise self._explained(error, key.bucket) from None
+        except ClientError:
+            pass  # empty, or no such stream: whoever may not write there is told so before either
 
-    def _expect(self, answer: Answer, bucket: str) -> None:
-        if answer.status < 300:
-            return
-        problem = answer.problem
-        url = self._connection.url
-        if answer.status == 401 or (answer.status == 403 and problem["code"] != "producer_fenced"):
-            token = (
-                "the option 'token' is missing"
-                if self._connection.token is None
-                else "the option 'token' is not accepted"
-            )
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def _ask(self, call: Call[T], bucket: str, policy: RetryPolicy | None = None) -> T:
+        """The result of a call about a bucket; what is refused is said in terms of the options."""
+        try:
+            return self._call(call, policy)
+        except ClientError as error:
+            raise self._explained(error, bucket) from None
+
+    def _call(self, call: Call[T], policy: RetryPolicy | None = None) -> T:
+        policy = policy or self._policy
+        try:
+            return self._client.call(call, policy)
+        except (ConnectionFailed, OutcomeUnknown, Unavailable) as error:
             raise SourceError(
-                f"{url} refuses access to bucket {bucket!r}: {token} ({problem['message']})",
+                f"no server answers at {self._connection.url} ({error.message}), tried for {policy.seconds_max:.0f} s",
+                hint="check the option 'url', and that the server runs and is reachable from here",
+            ) from None
+
+    def _explained(self, error: ClientError, bucket: str) -> SourceError:
+        url = self._connection.url
+        if isinstance(error, Unauthorized | Forbidden):
+            fault = "is missing" if self._connection.token is None else "is not accepted"
+            return SourceError(
+                f"{url} refuses access to bucket {bucket!r}: the option 'token' {fault} ({error.message})",
                 hint="give a token that may read and write this bucket",
             )
-        if problem["code"] == "bucket_not_found":
-            raise SourceError(
+        if error.code == "bucket_not_found":
+            return SourceError(
                 f"the option or column 'bucket' is {bucket!r}, and {url} has no such bucket",
                 hint=f"create it (curl -X PUT {url}/{bucket}), or correct the name",
             )
-        if problem["code"] == "invalid_path" or problem["code"] == "invalid_bucket":
-            raise SourceError(
-                f"the option 'bucket' is {bucket!r}: {problem['message']}",
-                hint="a bucket has 4 to 64 of a-z, 0-9, _ and -",
+        if error.code in ("invalid_path", "invalid_bucket"):
+            return SourceError(
+                f"the option 'bucket' is {bucket!r}: {error.message}", hint="a bucket has 4 to 64 of a-z, 0-9, _ and -"
             )
-        if not problem["code"]:
-            raise SourceError(
-                f"what answers at {url} is no millstream server (status {answer.status})",
+        if isinstance(error, BadAnswer) or not error.is_servers:
+            return SourceError(
+                f"what answers at {url} is no millstream server (status {error.status})",
                 hint="correct the option 'url'",
             )
-        raise SourceError(
-            f"{url} answered {answer.status} {problem['code']}: {problem['message']}", hint=problem.get("hint")
-        )
+        return SourceError(f"{url} answered {error.status} {error.code}: {error.message}", hint=error.hint)
 
-    def _ask(
-        self,
-        method: str,
-        target: str,
-        headers: dict[str, str] | None = None,
-        body: bytes = b"",
-        *,
-        patience: float | None = None,
-    ) -> Answer:
-        """The answer, after as many attempts as there is patience for."""
-        limit = (
-            self._connection.timeout_seconds if patience is None else min(patience, self._connection.timeout_seconds)
-        )
-        deadline = time.monotonic() + limit
-        pause, longest = PAUSE_SECONDS
-        while True:
-            try:
-                answer = self._exchange(method, target, headers or {}, body, REQUEST_SECONDS)
-                if answer.status not in RETRIED:
-                    return answer
-                reason = f"{answer.status} {answer.problem['message']}"
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                reason = str(error) or type(error).__name__
-            if time.monotonic() + pause > deadline:
-                raise SourceError(
-                    f"no server answers at {self._connection.url} ({reason}), tried for {limit:.0f} s",
-                    hint="check the option 'url', and that the server runs and is reachable from here",
-                )
-            time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, longest)
 
-    def _exchange(self, method: str, target: str, headers: dict[str, str], body: bytes, seconds: float) -> Answer:
-        url = self._base.geturl().rstrip("/") + target
-        if self._connection.token is not None:
-            headers = {**headers, "authorization": f"Bearer {self._connection.token}"}
-        for _ in range(REDIRECTS_MAX):
-            answer = self._send(method, url, headers, body, seconds)
-            if answer.status not in (307, 308):
-                return answer
-            url = urljoin(url, answer.headers.get("location", ""))
-        raise OSError(f"{target} was redirected more than {REDIRECTS_MAX} times")
+def _policy(seconds: float) -> RetryPolicy:
+    return RetryPolicy(ATTEMPTS_MAX, first_pause_seconds=0.05, pause_seconds_max=2.0, seconds_max=seconds)
 
-    def _send(self, method: str, url: str, headers: dict[str, str], body: bytes, seconds: float) -> Answer:
-        parts = urlsplit(url)
-        link = self._links.get((parts.scheme, parts.netloc))
-        is_new = link is None
-        if link is None:
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            link = self._links[parts.scheme, parts.netloc] = kind(parts.netloc, timeout=seconds)
-        link.timeout = seconds
-        if link.sock is not None:
-            link.sock.settimeout(seconds)
-        path = parts.path + (f"?{parts.query}" if parts.query else "")
+
+def get_json(target: str, kind: type[T]) -> Call[T]:
+    return Call(Request("GET", target), _decoder(kind))
+
+
+def post_json(target: str, question: object, kind: type[T]) -> Call[T]:
+    """A question that may be asked again, as a JSON object."""
+    body = msgspec.json.encode(question)
+    return Call(Request("POST", target, {"content-type": "application/json"}, body), _decoder(kind))
+
+
+def _decoder(kind: type[T]) -> Callable[[Response], T]:
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(response: Response) -> T:
         try:
-            link.request(method, path, body or None, headers)
-            response = link.getresponse()
-            content = response.read()
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            link.close()
-            if is_new:
-                raise
-            del self._links[parts.scheme, parts.netloc]  # the server had let an idle connection go
-            return self._send(method, url, headers, body, seconds)
-        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
+            return decoder.decode(response.body)
+        except msgspec.MsgspecError as error:
+            raise BadAnswer(f"the answer is not what it should be: {error}", status=response.status) from None
+
+    return decode
 
 
-def _path(bucket: str) -> str:
-    return f"/{quote(bucket, safe='')}"
+def _address(key: StreamKey) -> calls.Address:
+    return calls.Address(key.bucket, key.stream, is_bucketed=False)
 
 
-def _feed_path(bucket: str, query: dict[str, Any]) -> str:
-    given = {name: value for name, value in query.items() if value is not None and value != ""}
-    return f"{_path(bucket)}/streams/feed?{urlencode(given)}"
-
-
-def _stream_path(key: StreamKey) -> str:
-    return f"/v1/stream/{quote(key.v1_path, safe='/')}"
-
-
-def _page(answer: Answer) -> FeedPage:
-    position = int(answer.headers["stream-feed-token"].partition(".")[2])
-    with arrow.ipc.open_stream(answer.body) as reader:
-        return FeedPage(reader.read_all(), position, answer.headers.get("stream-up-to-date") == "true")
+def _page(page: RawFeedPage) -> FeedPage:
+    with arrow.ipc.open_stream(page.body) as reader:
+        return FeedPage(reader.read_all(), int(page.token.partition(".")[2]), page.up_to_date)

@@ -9,7 +9,6 @@ the same rows in the same order. Exactly-once sinks rest on that.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,8 +38,6 @@ from millstream.spark.times import position_at
 
 logger = logging.getLogger("millstream.spark")
 
-# How long one call for news waits for some; Spark asks again at once, and a query that is stopped waits this long.
-NEWS_SECONDS: Final = 1.0
 CUTS: Final = "cuts"
 
 Offset = dict[str, Any]
@@ -147,12 +144,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if len(cold.shards) == 1:
             shard = cold.shards[0]
             after = max(ends[shard.shard] - 1, shard.flushed)
-            begun = time.monotonic()
-            if server.wait_for_news(self._options.bucket, shard.shard, after, self._options.prefix, NEWS_SECONDS):
-                return
-            if time.monotonic() - begun > NEWS_SECONDS / 20:
-                return  # the wait was a wait
-        time.sleep(NEWS_SECONDS / 10)
+            server.await_news(self._options.bucket, shard.shard, after, self._options.prefix)
+        else:
+            server.pause()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.records_per_trigger is not None:
@@ -216,7 +210,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if settings is not None and part.start <= shard.flushed:
                 reader = ColdReader(settings)
                 pieces = planning.segment_pieces(reader, server, options.bucket, shard.refs(), wanted, options)
-                yield from segment_tables(reader, pieces, columns, rules)
+                missed: list[int] = []
+                yield from segment_tables(reader, pieces, columns, rules, missed.append)
+                if missed:
+                    logger.warning(
+                        "bucket %r, positions %d to %d: %d messages were deleted, trimmed or expired before this"
+                        " query came to them",
+                        options.bucket,
+                        part.start,
+                        part.end - 1,
+                        sum(missed),
+                    )
         finally:
             server.close()
         if part.end - 1 > flushed:

@@ -25,6 +25,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from millstream.clock import SystemClock
 from millstream.protocol.content_types import checked_content_type
+from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import PRODUCER_ID_BYTES_MAX
 from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
@@ -74,6 +75,8 @@ def check_target(options: WriteOptions, schema: StructType, *, overwrite: bool) 
         server = Server(options.connection)
         try:
             server.check_bucket(options.bucket)
+            if options.stream is not None:
+                server.check_writing(StreamKey(options.bucket, options.stream))
         finally:
             server.close()
 
@@ -134,9 +137,10 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
     totals = Totals()
     failures: list[BaseException] = []
     has_failed = threading.Event()
+    server = Server(options.connection)
 
     def work() -> None:
-        sender = Sender(options, producer, epoch, totals)
+        sender = Sender(server, options, producer, epoch, totals)
         try:
             while (group := waiting.get()) is not None:
                 if not has_failed.is_set():
@@ -146,8 +150,6 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
             has_failed.set()
             while waiting.get() is not None:
                 pass
-        finally:
-            sender.close()
 
     threads = [threading.Thread(target=work, name=f"millstream-append-{number}") for number in range(SENDERS)]
     for thread in threads:
@@ -162,6 +164,7 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
             waiting.put(None)
         for thread in threads:
             thread.join()
+        server.close()
     if failures:
         raise failures[0]
     return Written(totals.messages, totals.appends, totals.repeated)

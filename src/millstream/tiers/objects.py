@@ -7,7 +7,6 @@ ours: `Unavailable` while the store cannot be reached, `NotFound` for an object 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from millstream.errors import ConfigurationError, NotFound, Unavailable
+from millstream.tiers.folder_sync import FolderSync
 
 STREAM_CHUNK_BYTES: Final = 1 << 20
 PARTS_AT_ONCE: Final = 2  # of 5 MiB each, while a large object is uploaded
@@ -113,6 +113,7 @@ class Objects:
     def __init__(self, store: Any, folder: Path | None) -> None:
         self._store = store
         self._folder = folder  # where the files are, if they are files
+        self._sync = FolderSync(folder) if folder is not None else None
         self._under_way: set[str] = set()
 
     async def put(self, path: str, data: bytes | memoryview | Path) -> None:
@@ -123,10 +124,14 @@ class Objects:
                 # Only small objects can be refused if they exist; names are never reused, so large ones need not be.
                 mode: Any = "create" if not isinstance(data, Path) and len(data) < 4 << 20 else "overwrite"
                 await obstore.put_async(self._store, path, data, mode=mode, max_concurrency=PARTS_AT_ONCE)
-                if self._folder is not None:
-                    await asyncio.to_thread(_sync_file, self._folder / path, self._folder)
+                await self._synced(path)
         finally:
             self._under_way.discard(path)
+
+    async def _synced(self, path: str) -> None:
+        """obstore renames a finished file into place but does not wait for the disk; an acknowledgement must."""
+        if self._folder is not None and self._sync is not None:
+            await self._sync.sync(self._folder / path)
 
     async def get(self, path: str) -> bytes:
         return await self._call(path, self._get(path))
@@ -167,9 +172,8 @@ class Objects:
 
     async def copy(self, source: str, target: str) -> None:
         await self._call(source, obstore.copy_async(self._store, source, target))
-        if self._folder is not None:
-            with _our_errors(target):
-                await asyncio.to_thread(_sync_file, self._folder / target, self._folder)
+        with _our_errors(target):
+            await self._synced(target)
 
     async def delete(self, path: str) -> None:
         """Remove an object; one that is gone already is as good."""
@@ -200,15 +204,3 @@ class Objects:
 
 def _info(meta: Any) -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
-
-
-def _sync_file(path: Path, root: Path) -> None:
-    """obstore renames a finished file into place but does not wait for the disk; an acknowledgement must."""
-    for target in (path, *path.parents):
-        descriptor = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if target == root:
-            return
