@@ -21,7 +21,7 @@ from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
 from millstream.config import Config
 from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
-from millstream.log.broker_link import BrokerLink, BrokerSettings
+from millstream.log.broker_link import BrokerLink, BrokerRefusal, BrokerSettings
 from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
 from millstream.server.app import Application
 from millstream.server.cluster_admin import ClusterAdmin
@@ -47,6 +47,7 @@ WAITING_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 1.0
 BALANCE_SECONDS: Final = 1.0
 BALANCE_STABLE_ROUNDS: Final = 5
+OPENED_AT_ONCE: Final = 8
 RESTORE_ATTEMPTS: Final = 5
 RECORD_MARGIN_BYTES: Final = 64 << 10
 
@@ -77,7 +78,9 @@ def check_cluster(config: Config) -> None:
             hint="list the other nodes' cluster.listen in cluster.routes, or lower cluster.replicas",
         )
     files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
-    if any(files) and not all(files):
+    if cluster.nats_url and bool(cluster.tls_certificate) != bool(cluster.tls_key):
+        raise ConfigurationError("TLS with a certificate needs both cluster.tls_certificate and cluster.tls_key")
+    if not cluster.nats_url and any(files) and not all(files):
         raise ConfigurationError(
             "TLS between brokers needs all of cluster.tls_certificate, cluster.tls_key and cluster.tls_authority"
         )
@@ -162,8 +165,7 @@ class ClusterNode:
         await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
         loop = asyncio.get_running_loop()
         membership.on_change = partial(_call_soon, loop, self._nudge)
-        for number in range(cluster.shards):
-            self._slots.append(await self._open(number))
+        await self._open_all()
         self._peers = Peers(link, membership.streams, system)
         admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics)
         forwarder = Forwarder(self._trust()) if cluster.forward else None
@@ -212,7 +214,7 @@ class ClusterNode:
         cluster = self.config.cluster
         if cluster.nats_url:
             urls = [url.strip() for url in cluster.nats_url.split(",")]
-            tls = ssl.create_default_context() if any(url.startswith("tls:") for url in urls) else None
+            tls = self._broker_tls() if any(url.startswith("tls:") for url in urls) else None
             return BrokerSettings(urls, cluster.nats_user, cluster.nats_password, tls), None
         plan = BrokerPlan(
             cluster.name,
@@ -230,6 +232,14 @@ class ClusterNode:
         urls = [self._broker.url]
         return BrokerSettings(urls, USER, cluster.secret), BrokerSettings(urls, SYSTEM_USER, cluster.secret)
 
+    def _broker_tls(self) -> ssl.SSLContext:
+        """For brokers that are not ours: whom to trust, and what to show them if they ask."""
+        cluster = self.config.cluster
+        context = self._trust()
+        if cluster.tls_certificate:
+            context.load_cert_chain(cluster.tls_certificate, cluster.tls_key)
+        return context
+
     def _broker_name(self) -> str:
         return f"{self.config.cluster.name}-{self.config.server.node_id}"
 
@@ -239,6 +249,11 @@ class ClusterNode:
             try:
                 await link.ask(link.connect())
                 return
+            except BrokerRefusal as refusal:
+                raise ConfigurationError(
+                    refusal.message,
+                    hint="see cluster.nats_user, cluster.nats_password and, for tls://, cluster.tls_authority",
+                ) from None
             except MillstreamError as error:
                 waiting(error.message)
                 await asyncio.sleep(0.2)
@@ -312,6 +327,21 @@ class ClusterNode:
         replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
         replica.on_outdated = lambda: self._reopen(number)
         return Slot(replica, app)
+
+    async def _open_all(self) -> None:
+        """Open every shard, some at a time: each waits for the broker and for the disk more than it works."""
+        gate = asyncio.Semaphore(OPENED_AT_ONCE)
+
+        async def open_one(number: int) -> Slot:
+            async with gate:
+                return await self._open(number)
+
+        shards = range(self.config.cluster.shards)
+        opened = await asyncio.gather(*(open_one(number) for number in shards), return_exceptions=True)
+        self._slots += [one for one in opened if isinstance(one, Slot)]  # a start that fails closes what is open
+        for one in opened:
+            if isinstance(one, BaseException):
+                raise one
 
     async def _first_position(self, log: JetStreamLog) -> int:
         """Where the log begins, once the brokers can tell: after a restart they agree on who leads it first."""
