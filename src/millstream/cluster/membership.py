@@ -50,6 +50,11 @@ class Settings(msgspec.Struct, frozen=True):
     name: str
     shards: int
     replicas: int
+    # Where the logs begin, by shard, if the cluster was restored; nothing for one that was begun anew.
+    origins: list[int] = []
+
+    def origin(self, shard: int) -> int:
+        return self.origins[shard] if self.origins else 1
 
 
 class Lease(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ import msgspec
 from millstream.clock import Clock, SystemClock
 from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
 from millstream.cluster.membership import Membership, NodeSign, Settings
+from millstream.cluster.origins import forget_origins, read_origins
 from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
 from millstream.config import Config
@@ -158,11 +159,12 @@ class ClusterNode:
         await self._connect(link)
         self._check_payload(link)
         sign = NodeSign(config.server.node_id, self._advertised(), self._broker_name() if system is not None else "")
-        settings = Settings(cluster.name, cluster.shards, cluster.replicas)
+        settings = Settings(cluster.name, cluster.shards, cluster.replicas, self._origins())
         self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
         may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
         obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
         await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
+        forget_origins(config.server.data_dir)
         loop = asyncio.get_running_loop()
         membership.on_change = partial(_call_soon, loop, self._nudge)
         await self._open_all()
@@ -197,14 +199,29 @@ class ClusterNode:
             context.load_verify_locations(self.config.cluster.tls_authority)
         return context
 
+    def _origins(self) -> list[int]:
+        """Where the logs are to begin, if this node was restored to begin the cluster again."""
+        found = read_origins(self.config.server.data_dir)
+        ours = (self.config.cluster.name, self.config.cluster.shards)
+        if found is not None and (found.cluster, len(found.positions)) != ours:
+            raise ConfigurationError(
+                f"the data directory was restored for cluster {found.cluster!r} with {len(found.positions)} shards,"
+                f" not for {ours[0]!r} with {ours[1]}",
+                hint="correct cluster.name or cluster.shards, or restore again into an empty data directory",
+            )
+        return found.positions if found is not None else []
+
     async def _bootstrap_obstacle(self) -> ConfigurationError | None:
         """A new cluster counts positions from one: it must not share a place with what another has written."""
+        if read_origins(self.config.server.data_dir) is not None:
+            return None  # a restored one goes on where that ends
         objects = open_objects(object_store_settings(self.config))
         try:
             async for entry in objects.list("manifests/"):
                 return ConfigurationError(
                     f"a new cluster cannot begin here: the object store holds another's data ({entry.path})",
-                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up",
+                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up;"
+                    " if all of them are lost, run `millstream restore` with this configuration first",
                 )
         except MillstreamError as error:
             return ConfigurationError(f"a new cluster cannot begin: the object store does not answer: {error.message}")
@@ -291,7 +308,8 @@ class ClusterNode:
             window=config.cluster.window,
             keep_trims=config.cluster.keep_flushes,
         )
-        first_position = await self._first_position(log)
+        origin = self._membership.settings.origin(number)
+        first_position = max(origin, await self._first_position(log))
         catalog = Catalog(directory / "catalog")
         if catalog.position < first_position:
             catalog.close()
@@ -357,8 +375,11 @@ class ClusterNode:
 
     async def _restore(self, number: int, directory: Path, log: JetStreamLog, objects: Objects) -> None:
         """Rebuild a catalog from the manifests, up to the last flush that the log says is sealed."""
+        assert self._membership is not None
         for attempt in range(1, RESTORE_ATTEMPTS + 1):
             through = await asyncio.to_thread(_last_sealed, log)
+            if through is None and self._membership.settings.origin(number) > 1:
+                through = self._membership.settings.origin(number)
             unfinished, finished = directory / "catalog.restoring", directory / "catalog"
             shutil.rmtree(unfinished, ignore_errors=True)
             catalog = Catalog(unfinished)
