@@ -138,6 +138,14 @@ class Node(Server):
         self._process.kill()
         self._process.wait()
 
+    def ask_to_stop(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait_until_stopped(self) -> None:
+        assert self._process is not None
+        self._process.wait(START_SECONDS)
+
     def kill_broker(self) -> None:
         os.kill(int(json.loads(self.broker_file.read_text())["pid"]), signal.SIGKILL)
 
@@ -189,7 +197,7 @@ class Nodes:
         others = [node for node in self._nodes if node is not leader]
         actions: dict[str, Callable[[], object]] = {
             "a transfer": lambda: leader.ask("POST", "/cluster/transfer-leader", b"{}", 20.0),
-            "an orderly stop": lambda: leader._process.send_signal(signal.SIGTERM),  # type: ignore[union-attr]
+            "an orderly stop": leader.ask_to_stop,
             "kill -9 of a leading node": leader.kill,
             "kill -9 of a leading broker": self._broker_leader().kill_broker,
         }
@@ -197,8 +205,7 @@ class Nodes:
         actions[failure]()
         pause = self._longest_pause(begin) if "broker" in failure else self._pause(begin, others)
         if failure == "an orderly stop":
-            assert leader._process is not None
-            leader._process.wait(60)
+            leader.wait_until_stopped()
         if not leader.is_running:
             leader.launch()
         return {"pause_s": pause}
@@ -224,7 +231,7 @@ class Nodes:
         link = BrokerLink(BrokerSettings([f"nats://127.0.0.1:{port}"], USER, "bench"), "bench")
         try:
             link.wait(link.connect(), START_SECONDS)
-            info = link.wait(link.call(f"STREAM.INFO.{log_names('bench', 0).stream}"), START_SECONDS)
+            info = link.wait(link.info(log_names("bench", 0).stream), START_SECONDS)
         finally:
             link.close()
         return self._nodes[int(info["cluster"]["leader"].rpartition("-")[2]) - 1]

@@ -336,12 +336,16 @@ class ClusterSection:
     shards: int = setting("1", AT_LEAST_ONE, "Into how many parts buckets are divided; fixed once it has begun.")
     replicas: int = setting("3", AT_LEAST_ONE, "How many brokers hold each log; fixed once it has begun.")
     secret: str = setting("", TEXT, "What the brokers know each other by; write $NAME.")
-    nats_url: str = setting("", TEXT, "Brokers that exist already, instead of one of its own; separated by commas.")
+    nats_url: str = setting(
+        "", TEXT, "Brokers that exist already, instead of one of its own: nats:// or tls:// URLs, commas."
+    )
     nats_user: str = setting("", TEXT, "User at those brokers.")
     nats_password: str = setting("", TEXT, "Its password; write $NAME.")
-    tls_certificate: str = setting("", TEXT, "Certificate file for the connections between brokers.")
+    tls_certificate: str = setting(
+        "", TEXT, "Certificate file for the connections between brokers, or to those of `nats_url`."
+    )
     tls_key: str = setting("", TEXT, "Its key file.")
-    tls_authority: str = setting("", TEXT, "File with the authority that signs all nodes' certificates.")
+    tls_authority: str = setting("", TEXT, "File with the authority that signs the brokers' certificates.")
     forward: bool = setting("false", FLAG, "Pass writes on to the leader instead of answering 307.")
     lease: float = setting("2500ms", SOME_TIME, "How long a leader that is gone is waited for.")
     window: int = setting("4", AT_LEAST_ONE, "Batches on their way to the log at a time.")

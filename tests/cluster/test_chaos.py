@@ -1,6 +1,7 @@
 """What a cluster survives. Under load, in each case: every acknowledged append exactly once and in order, repeats
-recognised, nothing shown that later vanished, the leader's answers linearizable, and writes back soon. How soon is
-printed; the benchmark holds it to ten seconds, on a machine that does nothing else.
+recognised, nothing shown that later vanished, the leader's answers linearizable, and writes back within ten seconds.
+NATS needs four to nine of them where a broker that led is gone, and more where an election fails or the machine
+is busy; then writes must be back soon after it has elected, which its own log tells.
 
 The tests share one cluster and leave it whole.
 """
@@ -20,12 +21,16 @@ from support.s3 import S3Server
 
 pytestmark = pytest.mark.timeout(180)
 
-BACK_SECONDS = 30.0
+BACK_SECONDS = 10.0
+AFTER_ELECTION_SECONDS = 3.0
+GIVE_UP_SECONDS = 60.0
 WARM_SECONDS = 0.7
 
 
 @contextmanager
-def under_load(cluster: Cluster, name: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Load]:
+def under_load(
+    cluster: Cluster, name: str, capsys: pytest.CaptureFixture[str], *, all_brokers_end: bool = False
+) -> Iterator[Load]:
     seed = random.randrange(2**31)
     load = Load(cluster, f"{name}-{seed:x}", seed=seed).start()
     try:
@@ -42,17 +47,22 @@ def under_load(cluster: Cluster, name: str, capsys: pytest.CaptureFixture[str]) 
     for node in cluster.nodes.values():
         node.wait_until_ready()
     load.check()
+    pause = load.longest_pause(disturbed_at)
+    # Where all were down, from when they are up again: a machine takes as long as it takes to start a process.
+    begin = cluster.brokers_said("Server is ready", *pause)[-1] if all_brokers_end else pause.start
+    elections = cluster.brokers_said("new stream leader for", *pause)
+    ours = pause.end - (elections[-1] if elections else begin)
+    report = f"{pause.seconds:.1f} s without writes, {pause.end - begin:.1f} s counted, {ours:.1f} s of them not NATS's"
     with capsys.disabled():
-        print(
-            f"\n  {name}: {load.counts}; longest pause {load.longest_pause(disturbed_at):.1f} s (seed {seed})", end=""
-        )
+        print(f"\n  {name}: {load.counts}; {report} (seed {seed})", end="")
+    assert pause.end - begin < BACK_SECONDS or ours < AFTER_ELECTION_SECONDS, report
 
 
 def test_the_leader_is_killed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     with under_load(cluster, "kill-leader", capsys) as load:
         leader = cluster.leader()
         leader.kill()
-        assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+        load.wait_for_writes(time.monotonic())
         leader.start()
 
 
@@ -60,14 +70,14 @@ def test_a_follower_is_killed(cluster: Cluster, capsys: pytest.CaptureFixture[st
     with under_load(cluster, "kill-follower", capsys) as load:
         follower = cluster.followers()[0]
         follower.kill()
-        assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+        load.wait_for_writes(time.monotonic())
         follower.start()
 
 
 def test_a_broker_that_leads_is_killed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     with under_load(cluster, "kill-broker", capsys) as load:
         cluster.broker_leader().kill_broker()
-        assert load.wait_for_writes(time.monotonic() + 0.5, 60.0) < BACK_SECONDS
+        load.wait_for_writes(time.monotonic() + 0.5, GIVE_UP_SECONDS)
 
 
 @pytest.mark.soak
@@ -75,7 +85,7 @@ def test_a_machine_is_lost_and_comes_back(cluster: Cluster, capsys: pytest.Captu
     with under_load(cluster, "kill-all-of-one", capsys) as load:
         leader = cluster.leader()
         leader.kill_all()
-        assert load.wait_for_writes(time.monotonic() + 0.5, 60.0) < BACK_SECONDS
+        load.wait_for_writes(time.monotonic() + 0.5, GIVE_UP_SECONDS)
         leader.start()
 
 
@@ -87,7 +97,7 @@ def test_the_leader_is_stopped_for_longer_than_its_lease_and_goes_on(
         leader.pause()
         paused_at = time.monotonic()
         try:
-            assert load.wait_for_writes(paused_at + 0.1) < BACK_SECONDS
+            load.wait_for_writes(paused_at + 0.1)
             time.sleep(1.0)
         finally:
             leader.resume()
@@ -98,7 +108,7 @@ def test_a_node_is_cut_off(cluster: Cluster, capsys: pytest.CaptureFixture[str])
         leader = cluster.leader()
         cluster.cut_off(leader.number)
         try:
-            assert load.wait_for_writes(time.monotonic() + 0.5, 60.0) < BACK_SECONDS
+            load.wait_for_writes(time.monotonic() + 0.5, GIVE_UP_SECONDS)
             time.sleep(1.0)
         finally:
             cluster.mend()
@@ -109,26 +119,26 @@ def test_the_object_store_stops(cluster: Cluster, cluster_s3: S3Server, capsys: 
         cluster_s3.stop()
         try:
             time.sleep(3.0)
-            assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+            load.wait_for_writes(time.monotonic())
         finally:
             cluster_s3.start()
 
 
 def test_all_nodes_are_restarted_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    with under_load(cluster, "restart-all", capsys) as load:
+    with under_load(cluster, "restart-all", capsys, all_brokers_end=True) as load:
         for node in cluster.nodes.values():
             node.kill_all()
         started_at = time.monotonic()
         for node in cluster.nodes.values():
             node.start(wait=False)
-        load.wait_for_writes(started_at, 60.0)
+        load.wait_for_writes(started_at, GIVE_UP_SECONDS)
 
 
 def test_the_nodes_are_restarted_one_by_one(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     with under_load(cluster, "rolling", capsys) as load:
         for node in cluster.nodes.values():
             assert node.stop() == 0
-            assert load.wait_for_writes(time.monotonic()) < BACK_SECONDS
+            load.wait_for_writes(time.monotonic())
             node.start()
 
 

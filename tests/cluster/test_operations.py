@@ -28,6 +28,13 @@ pytestmark = pytest.mark.timeout(180)
 TEXT = {"content-type": "text/plain"}
 
 
+@pytest.fixture(autouse=True)
+def settled(request: pytest.FixtureRequest) -> None:
+    """What went before may have left a node leading too much, which it would hand over in the midst of a test."""
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").wait_until_balanced()
+
+
 def command(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "millstream.cli.main", "cluster", *arguments, "--url", url],

@@ -20,11 +20,15 @@ from support.s3 import S3Server
 
 pytestmark = pytest.mark.timeout(180)
 
+WATCH_SECONDS = 3.0
+FOLLOW_SECONDS = 30.0
 PATH = "/v1/stream/stale/s"
 TEXT = {"content-type": "text/plain"}
 
 
-def history_around_a_pause(cluster: Cluster) -> tuple[list[Operation], list[str], list[httpx.Response]]:
+def history_around_a_pause(
+    cluster: Cluster, follow_seconds: float
+) -> tuple[list[Operation], list[str], list[httpx.Response]]:
     """Write, stop the leader, write at its successor, let it go on, and read at it: all as a history."""
     history: list[Operation] = []
     shard = shard_of("stale", cluster.shards)
@@ -36,7 +40,7 @@ def history_around_a_pause(cluster: Cluster) -> tuple[list[Operation], list[str]
     def append(url: str, value: str) -> bool:
         called = time.monotonic()
         try:
-            answer = httpx.post(f"{url}{PATH}", content=value, headers=TEXT, follow_redirects=True, timeout=2.0)
+            answer = httpx.post(f"{url}{PATH}", content=value, headers=TEXT, follow_redirects=True, timeout=20.0)
         except httpx.TransportError:
             return False
         if answer.status_code == 204:
@@ -54,10 +58,12 @@ def history_around_a_pause(cluster: Cluster) -> tuple[list[Operation], list[str]
     finally:
         leader.resume()
     answers = []
-    until = time.monotonic() + 3.0
-    while time.monotonic() < until:
+    resumed_at = time.monotonic()
+    while time.monotonic() < resumed_at + WATCH_SECONDS or (
+        answers[-1].content != b"ab" and time.monotonic() < resumed_at + follow_seconds
+    ):
         called = time.monotonic()
-        answer = httpx.get(f"{leader.url}{PATH}?offset=-1", timeout=5.0)
+        answer = httpx.get(f"{leader.url}{PATH}?offset=-1", timeout=20.0)
         answers.append(answer)
         if answer.headers.get("millstream-role") == "leader":
             history.append(Operation("read", "", len(answer.content), called, time.monotonic()))
@@ -65,7 +71,7 @@ def history_around_a_pause(cluster: Cluster) -> tuple[list[Operation], list[str]
 
 
 def test_a_leader_that_was_stopped_shows_nothing_stale_as_fresh(cluster: Cluster) -> None:
-    history, final, answers = history_around_a_pause(cluster)
+    history, final, answers = history_around_a_pause(cluster, FOLLOW_SECONDS)
     assert find_violation(history, final) is None
     for answer in answers:
         assert answer.status_code == 200
@@ -78,6 +84,6 @@ def test_a_build_that_ignores_its_lease_is_found_out(cluster_s3: S3Server, tmp_p
     # It must not come to write anything itself meanwhile: the log would tell it.
     settings = "flush_interval = '1h'\n"
     with running(tmp_path, cluster_s3, command=command, settings=settings) as cluster:
-        history, final, _ = history_around_a_pause(cluster)
+        history, final, _ = history_around_a_pause(cluster, WATCH_SECONDS)
         violation = find_violation(history, final)
         assert violation is not None and "read" in violation

@@ -204,12 +204,15 @@ class Cluster:
         command: tuple[str, ...] | None = None,
         environment: dict[str, str] | None = None,
         forwarding: tuple[int, ...] = (),
+        cluster_settings: str = "",
+        prefix: str | None = None,
     ) -> None:
         self._forwarding = forwarding
+        self._cluster_settings = cluster_settings
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._s3 = s3
-        self._prefix = s3.new_prefix()
+        self.prefix = prefix or s3.new_prefix()
         self.shards = shards
         self._settings = settings
         self._extra = environment or {}
@@ -238,7 +241,8 @@ class Cluster:
             f"routes = {json.dumps([f'{host}:{port}' for host, port in routes])}\n"
             f"forward = {json.dumps(number in self._forwarding)}\n"
             f'bootstrap_node_id = 1\nshards = {self.shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
-            f"{_as_toml(self._s3.settings(self._prefix))}{self._settings}"
+            f"{self._cluster_settings}"
+            f"{_as_toml(self._s3.settings(self.prefix))}{self._settings}"
         )
         keywords = {} if self._command is None else {"command": self._command}
         return NodeProcess(
@@ -309,10 +313,32 @@ class Cluster:
         link = BrokerLink(BrokerSettings([f"nats://127.0.0.1:{port}"], USER, SECRET), "tests")
         try:
             link.wait(link.connect(), 10.0)
-            info = link.wait(link.call(f"STREAM.INFO.{log_names('tests', shard).stream}"), 10.0)
+            info = link.wait(link.info(log_names("tests", shard).stream), 10.0)
         finally:
             link.close()
         return self.nodes[int(info["cluster"]["leader"].rpartition("-")[2])]
+
+    def wait_until_balanced(self) -> None:
+        """Until no node leads so much more than another that it is about to hand something over."""
+
+        def is_balanced() -> bool:
+            leaders = [self.leader(shard).number for shard in range(self.shards)]
+            counts = [leaders.count(number) for number in self.nodes]
+            return max(counts) - min(counts) <= 1
+
+        wait_until(is_balanced, "the shards are spread over the nodes")
+
+    def brokers_said(self, words: str, since: float, until: float) -> list[float]:
+        """When, between two moments of the monotonic clock, the brokers' logs have a line with these words."""
+        offset = time.time() - time.monotonic()
+        found = []
+        for node in self.nodes.values():
+            for line in (node.data_dir / "broker" / "broker.log").read_text(errors="replace").splitlines():
+                match = re.match(r"\[\d+\] (\d+/\d+/\d+ \d+:\d+:\d+)(\.\d+) ", line)
+                if words in line and match is not None:
+                    seconds = time.mktime(time.strptime(match[1], "%Y/%m/%d %H:%M:%S")) + float(match[2])
+                    found.append(seconds - offset)
+        return sorted(at for at in found if since < at < until)
 
     def followers(self, shard: int = 0) -> list[NodeProcess]:
         leader = self.leader(shard)

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from itertools import pairwise
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from millstream.cluster.placement import shard_of
@@ -81,6 +82,17 @@ class Client:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+
+
+class Pause(NamedTuple):
+    """From when until when, by the monotonic clock, nothing was acknowledged."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
 @dataclass
@@ -249,12 +261,12 @@ class Load:
             assert time.monotonic() < deadline, f"writes were not back within {seconds} s"
             time.sleep(0.02)
 
-    def longest_pause(self, since: float) -> float:
+    def longest_pause(self, since: float) -> Pause:
         """The longest time any stream went without an acknowledgement, from `since` to the last one."""
-        longest = 0.0
+        longest = Pause(since, since)
         for record in self.records:
             times = [since, *sorted(at for at in record.acknowledged_at if at > since)]
-            longest = max([longest, *(later - earlier for earlier, later in pairwise(times))])
+            longest = max(longest, *(Pause(*pair) for pair in pairwise(times)), key=lambda one: one.seconds)
         return longest
 
     def stop(self) -> None:

@@ -50,6 +50,11 @@ class Settings(msgspec.Struct, frozen=True):
     name: str
     shards: int
     replicas: int
+    # Where the logs begin, by shard, if the cluster was restored; nothing for one that was begun anew.
+    origins: list[int] = []
+
+    def origin(self, shard: int) -> int:
+        return self.origins[shard] if self.origins else 1
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -166,7 +171,7 @@ class Membership:
 
     async def _found(self) -> Settings | None:
         try:
-            await self.link.call(f"STREAM.INFO.{self._stream}", seconds=ANSWER_SECONDS)
+            await self.link.info(self._stream, ANSWER_SECONDS)
         except BrokerRefusal as refusal:
             if refusal.number == STREAM_NOT_FOUND:
                 return None
@@ -221,6 +226,7 @@ class Membership:
             try:
                 await self._renew()
             except Exception:
+                # A defect, or a value another version wrote. Ending here would lose leases that are in order.
                 logger.exception("leases could not be renewed")
             await asyncio.sleep(POLL_SECONDS / 2)
 
@@ -233,6 +239,7 @@ class Membership:
             except MillstreamError as error:
                 logger.debug("membership: %s", error)
             except Exception:
+                # The same: a node that stops looking would follow a leader that is long gone.
                 logger.exception("membership failed")
             self._polled.clear()
             try:

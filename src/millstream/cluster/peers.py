@@ -33,20 +33,20 @@ class Peers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STEP_DOWN_SECONDS
         try:
-            info = await self._link.ask(self._link.call(f"STREAM.INFO.{stream}", seconds=STEP_DOWN_SECONDS))
+            info = await self._link.ask(self._link.info(stream, STEP_DOWN_SECONDS))
             if _leader(info) != broker or not _replicas(info):
                 return
             await self._link.ask(self._link.call(f"STREAM.LEADER.STEPDOWN.{stream}", {}, STEP_DOWN_SECONDS))
             while _leader(info) in ("", broker) and loop.time() < deadline:
                 await asyncio.sleep(0.02)
-                info = await self._link.ask(self._link.call(f"STREAM.INFO.{stream}", seconds=STEP_DOWN_SECONDS))
+                info = await self._link.ask(self._link.info(stream, STEP_DOWN_SECONDS))
         except MillstreamError as error:
             logger.info("%s goes without a broker that leads for a while: %s", stream, error)
 
     async def move_away(self, broker: str) -> None:
         """Give every replica that a broker holds to another one, wait until that has it all, and forget the broker."""
         for stream in self._streams:
-            info = await self._link.ask(self._link.call(f"STREAM.INFO.{stream}"))
+            info = await self._link.ask(self._link.info(stream))
             if broker in (_leader(info), *_replicas(info)):
                 await self._move(stream, broker, len(_replicas(info)))
         if self._system is not None:
@@ -66,7 +66,7 @@ class Peers:
         while loop.time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                info = await self._link.ask(self._link.call(f"STREAM.INFO.{stream}"))
+                info = await self._link.ask(self._link.info(stream))
             except MillstreamError:
                 continue
             current = [one for one in info.get("cluster", {}).get("replicas", []) if one.get("current")]

@@ -95,6 +95,12 @@ class Replica:
         """Whether this node may accept writes and answer as the leader, at this very moment."""
         return self.role == "leading" and self._membership.holds(self.number)
 
+    @property
+    def may_append(self) -> bool:
+        """Whether this node may put something into the log, though its lease may have run out: while the brokers have
+        nobody to renew it at, nobody can take it either, and the log refuses whoever another's fence has overtaken."""
+        return self.role == "leading" and self._membership.is_kept(self.number)
+
     def is_current(self) -> bool:
         """Whether this node had everything committed a moment ago, and knows it."""
         if self.role == "leading":

@@ -32,11 +32,14 @@ T = TypeVar("T")
 
 REQUEST_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 5.0
+WAITING_SECONDS: Final = 5.0
 RECONNECT_SECONDS: Final = 0.25
+ASK_AGAIN_SECONDS: Final = 0.2
 PENDING_BYTES_MAX: Final = 64 << 20
 FETCH_BYTES: Final = 4 << 20
 FETCH_MESSAGES: Final = 256
 
+NOT_AVAILABLE: Final = 10008
 STREAM_NOT_FOUND: Final = 10059
 WRONG_LAST_SEQUENCE: Final = 10071
 
@@ -76,6 +79,8 @@ class BrokerLink:
         self._thread = threading.Thread(target=self._run, name="millstream-broker", daemon=True)
         self.client: Client = Client()
         self.on_reconnect: list[Callable[[], None]] = []
+        self._last_error = "no answer yet"
+        self._turned_away: asyncio.Future[None] | None = None
         self._thread.start()
 
     def _run(self) -> None:
@@ -108,7 +113,27 @@ class BrokerLink:
     # -- on the link's loop ----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect once; from then on the link comes back by itself whenever the broker does."""
+        """Connect once; from then on the link comes back by itself whenever the broker does.
+
+        A broker that cannot be reached is waited for; one that turns us away is an error.
+        """
+        self._turned_away = self.loop.create_future()
+        connecting = self.loop.create_task(self._connect())
+        try:
+            done: set[asyncio.Future[None]] = set()
+            while not done:
+                done, _ = await asyncio.wait(
+                    {connecting, self._turned_away}, timeout=WAITING_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    logger.info("waiting for the broker at %s: %s", ", ".join(self._settings.urls), self._last_error)
+            for one in done:
+                one.result()
+        finally:
+            self._turned_away = None
+            await end(connecting)
+
+    async def _connect(self) -> None:
         settings = self._settings
         try:
             await self.client.connect(
@@ -131,7 +156,13 @@ class BrokerLink:
             raise Unavailable(f"the broker at {', '.join(settings.urls)} cannot be reached: {error}") from None
 
     async def _failed(self, error: Exception) -> None:
-        logger.debug("broker connection: %s", error or type(error).__name__)
+        self._last_error = str(error) or type(error).__name__
+        logger.debug("broker connection: %s", self._last_error)
+        if self._turned_away is None or self._turned_away.done():
+            return
+        if isinstance(error, ssl.SSLCertVerificationError) or "Authorization Violation" in self._last_error:
+            refusal = f"the broker at {', '.join(self._settings.urls)} cannot be used: {self._last_error}"
+            self._turned_away.set_exception(BrokerRefusal(refusal, 0))
 
     async def _disconnected(self) -> None:
         if not self.client.is_closed:
@@ -168,10 +199,47 @@ class BrokerLink:
             raise _unreachable(error) from None
 
     async def call(self, operation: str, body: object = None, seconds: float = REQUEST_SECONDS) -> dict[str, Any]:
-        """A request to JetStream's API, such as `STREAM.INFO.name`."""
+        """A request to JetStream's API, such as `STREAM.CREATE.name`."""
         data = msgspec.json.encode(body) if body is not None else b""
         message = await self.request(f"$JS.API.{operation}", data, seconds=seconds)
         return _checked(operation, message.data)
+
+    async def info(self, stream: str, seconds: float = REQUEST_SECONDS) -> dict[str, Any]:
+        """What JetStream knows of a stream. Nobody answers while its replicas have no leader, so the question is put
+        again and again: whoever is elected is asked at once, and a slow answer to an earlier one still counts."""
+        deadline = self.loop.time() + seconds
+        inbox = self.client.new_inbox()
+        try:
+            subscription = await self.client.subscribe(inbox)
+            try:
+                while True:
+                    await self.publish(f"$JS.API.STREAM.INFO.{stream}", b"", reply=inbox)
+                    found = await self._first_answer(stream, subscription, min(ASK_AGAIN_SECONDS, seconds))
+                    if found is not None:
+                        return found
+                    if self.loop.time() >= deadline:
+                        raise _unreachable(TimeoutError(f"no replica of {stream} leads"))
+            finally:
+                with contextlib.suppress(nats.errors.Error):
+                    await subscription.unsubscribe()
+        except (nats.errors.Error, OSError) as error:
+            raise _unreachable(error) from None
+
+    async def _first_answer(self, stream: str, subscription: Any, seconds: float) -> dict[str, Any] | None:
+        """An answer that says something, within a time; None if there is none."""
+        until = self.loop.time() + seconds
+        while (left := until - self.loop.time()) > 0:
+            try:
+                message = await subscription.next_msg(timeout=left)
+            except TimeoutError:
+                return None
+            if message.data:
+                try:
+                    return _checked(f"STREAM.INFO.{stream}", message.data)
+                except BrokerRefusal as refusal:
+                    if refusal.number != NOT_AVAILABLE:
+                        raise
+        return None
 
     async def store(self, subject: str, data: bytes, headers: dict[str, str], seconds: float = REQUEST_SECONDS) -> int:
         """Publish into a stream and wait until it has it; returns the sequence it got."""

@@ -255,7 +255,7 @@ class JetStreamLog:
 
     async def bounds(self, seconds: float = REQUEST_SECONDS) -> tuple[int, int]:
         """The first and the last sequence of the log; if it is empty the first is the one behind the last."""
-        state = (await self._link.call(f"STREAM.INFO.{self.names.stream}", seconds=seconds))["state"]
+        state = (await self._link.info(self.names.stream, seconds))["state"]
         first, last = int(state["first_seq"]), int(state["last_seq"])
         return max(first, 1) if state["messages"] else last + 1, last
 

@@ -142,6 +142,8 @@ class ClusterApplication(Front):
             elif slot.replica.is_leading:
                 self._check_fork(request, slot)
                 slot.app.handle(request)
+            elif request.method == "POST" and found.kind == "stream" and slot.replica.may_append:
+                self._append_without_lease(request, slot)
             else:
                 self._elsewhere(request, slot)
         except MillstreamError as error:
@@ -252,6 +254,20 @@ class ClusterApplication(Front):
         request.reply = answer
         slot.app.handle(request)
 
+    @staticmethod
+    def _append_without_lease(request: Request, slot: Slot) -> None:
+        """The log alone decides whether an append counts. A refusal rests on what this node believes, and without the
+        lease that may be out of date: it is not told."""
+        reply = request.reply
+
+        def answer(response: Response) -> None:
+            if 400 <= response.status < 500 and not slot.replica.is_leading:
+                response = error_response(_no_leader(slot.replica.number))
+            reply(response)
+
+        request.reply = answer
+        slot.app.handle(request)
+
     def _try_elsewhere(self, request: Request, slot: Slot) -> None:
         try:
             self._elsewhere(request, slot)
@@ -296,11 +312,7 @@ class ClusterApplication(Front):
         can_be_forwarded = request.upload is None and request.method != "HEAD" and b"live=" not in request.query
         self._discard(request)
         if lease is None or lease.released or lease.node == self._membership.sign.node or MARK in request.headers:
-            raise NotLeader(
-                f"shard {number} has no leader at the moment; nothing was written",
-                code="no_leader",
-                hint="one is elected within seconds; try again",
-            )
+            raise _no_leader(number)
         if self._forwarder is not None and can_be_forwarded:
             work = self._forwarder.forward(request, lease.advertise, self._membership.sign.node)
             reply_later(request, work, lambda response: response)
@@ -313,6 +325,14 @@ class ClusterApplication(Front):
     def _discard(request: Request) -> None:
         if request.upload is not None:
             request.upload.discard()
+
+
+def _no_leader(shard: int) -> NotLeader:
+    return NotLeader(
+        f"shard {shard} has no leader at the moment; nothing was written",
+        code="no_leader",
+        hint="one is elected within seconds; try again",
+    )
 
 
 def _across_shards(reason: str) -> InvalidRequest:

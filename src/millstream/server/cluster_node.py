@@ -17,11 +17,12 @@ import msgspec
 from millstream.clock import Clock, SystemClock
 from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
 from millstream.cluster.membership import Membership, NodeSign, Settings
+from millstream.cluster.origins import forget_origins, read_origins
 from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
 from millstream.config import Config
 from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
-from millstream.log.broker_link import BrokerLink, BrokerSettings
+from millstream.log.broker_link import BrokerLink, BrokerRefusal, BrokerSettings
 from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
 from millstream.server.app import Application
 from millstream.server.cluster_admin import ClusterAdmin
@@ -47,6 +48,7 @@ WAITING_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 1.0
 BALANCE_SECONDS: Final = 1.0
 BALANCE_STABLE_ROUNDS: Final = 5
+OPENED_AT_ONCE: Final = 8
 RESTORE_ATTEMPTS: Final = 5
 RECORD_MARGIN_BYTES: Final = 64 << 10
 
@@ -77,7 +79,9 @@ def check_cluster(config: Config) -> None:
             hint="list the other nodes' cluster.listen in cluster.routes, or lower cluster.replicas",
         )
     files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
-    if any(files) and not all(files):
+    if cluster.nats_url and bool(cluster.tls_certificate) != bool(cluster.tls_key):
+        raise ConfigurationError("TLS with a certificate needs both cluster.tls_certificate and cluster.tls_key")
+    if not cluster.nats_url and any(files) and not all(files):
         raise ConfigurationError(
             "TLS between brokers needs all of cluster.tls_certificate, cluster.tls_key and cluster.tls_authority"
         )
@@ -155,15 +159,15 @@ class ClusterNode:
         await self._connect(link)
         self._check_payload(link)
         sign = NodeSign(config.server.node_id, self._advertised(), self._broker_name() if system is not None else "")
-        settings = Settings(cluster.name, cluster.shards, cluster.replicas)
+        settings = Settings(cluster.name, cluster.shards, cluster.replicas, self._origins())
         self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
         may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
         obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
         await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
+        forget_origins(config.server.data_dir)
         loop = asyncio.get_running_loop()
         membership.on_change = partial(_call_soon, loop, self._nudge)
-        for number in range(cluster.shards):
-            self._slots.append(await self._open(number))
+        await self._open_all()
         self._peers = Peers(link, membership.streams, system)
         admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics)
         forwarder = Forwarder(self._trust()) if cluster.forward else None
@@ -195,14 +199,29 @@ class ClusterNode:
             context.load_verify_locations(self.config.cluster.tls_authority)
         return context
 
+    def _origins(self) -> list[int]:
+        """Where the logs are to begin, if this node was restored to begin the cluster again."""
+        found = read_origins(self.config.server.data_dir)
+        ours = (self.config.cluster.name, self.config.cluster.shards)
+        if found is not None and (found.cluster, len(found.positions)) != ours:
+            raise ConfigurationError(
+                f"the data directory was restored for cluster {found.cluster!r} with {len(found.positions)} shards,"
+                f" not for {ours[0]!r} with {ours[1]}",
+                hint="correct cluster.name or cluster.shards, or restore again into an empty data directory",
+            )
+        return found.positions if found is not None else []
+
     async def _bootstrap_obstacle(self) -> ConfigurationError | None:
         """A new cluster counts positions from one: it must not share a place with what another has written."""
+        if read_origins(self.config.server.data_dir) is not None:
+            return None  # a restored one goes on where that ends
         objects = open_objects(object_store_settings(self.config))
         try:
             async for entry in objects.list("manifests/"):
                 return ConfigurationError(
                     f"a new cluster cannot begin here: the object store holds another's data ({entry.path})",
-                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up",
+                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up;"
+                    " if all of them are lost, run `millstream restore` with this configuration first",
                 )
         except MillstreamError as error:
             return ConfigurationError(f"a new cluster cannot begin: the object store does not answer: {error.message}")
@@ -212,7 +231,7 @@ class ClusterNode:
         cluster = self.config.cluster
         if cluster.nats_url:
             urls = [url.strip() for url in cluster.nats_url.split(",")]
-            tls = ssl.create_default_context() if any(url.startswith("tls:") for url in urls) else None
+            tls = self._broker_tls() if any(url.startswith("tls:") for url in urls) else None
             return BrokerSettings(urls, cluster.nats_user, cluster.nats_password, tls), None
         plan = BrokerPlan(
             cluster.name,
@@ -230,6 +249,14 @@ class ClusterNode:
         urls = [self._broker.url]
         return BrokerSettings(urls, USER, cluster.secret), BrokerSettings(urls, SYSTEM_USER, cluster.secret)
 
+    def _broker_tls(self) -> ssl.SSLContext:
+        """For brokers that are not ours: whom to trust, and what to show them if they ask."""
+        cluster = self.config.cluster
+        context = self._trust()
+        if cluster.tls_certificate:
+            context.load_cert_chain(cluster.tls_certificate, cluster.tls_key)
+        return context
+
     def _broker_name(self) -> str:
         return f"{self.config.cluster.name}-{self.config.server.node_id}"
 
@@ -239,6 +266,11 @@ class ClusterNode:
             try:
                 await link.ask(link.connect())
                 return
+            except BrokerRefusal as refusal:
+                raise ConfigurationError(
+                    refusal.message,
+                    hint="see cluster.nats_user, cluster.nats_password and, for tls://, cluster.tls_authority",
+                ) from None
             except MillstreamError as error:
                 waiting(error.message)
                 await asyncio.sleep(0.2)
@@ -276,7 +308,8 @@ class ClusterNode:
             window=config.cluster.window,
             keep_trims=config.cluster.keep_flushes,
         )
-        first_position = await self._first_position(log)
+        origin = self._membership.settings.origin(number)
+        first_position = max(origin, await self._first_position(log))
         catalog = Catalog(directory / "catalog")
         if catalog.position < first_position:
             catalog.close()
@@ -313,6 +346,21 @@ class ClusterNode:
         replica.on_outdated = lambda: self._reopen(number)
         return Slot(replica, app)
 
+    async def _open_all(self) -> None:
+        """Open every shard, some at a time: each waits for the broker and for the disk more than it works."""
+        gate = asyncio.Semaphore(OPENED_AT_ONCE)
+
+        async def open_one(number: int) -> Slot:
+            async with gate:
+                return await self._open(number)
+
+        shards = range(self.config.cluster.shards)
+        opened = await asyncio.gather(*(open_one(number) for number in shards), return_exceptions=True)
+        self._slots += [one for one in opened if isinstance(one, Slot)]  # a start that fails closes what is open
+        for one in opened:
+            if isinstance(one, BaseException):
+                raise one
+
     async def _first_position(self, log: JetStreamLog) -> int:
         """Where the log begins, once the brokers can tell: after a restart they agree on who leads it first."""
         assert self._link is not None
@@ -327,8 +375,11 @@ class ClusterNode:
 
     async def _restore(self, number: int, directory: Path, log: JetStreamLog, objects: Objects) -> None:
         """Rebuild a catalog from the manifests, up to the last flush that the log says is sealed."""
+        assert self._membership is not None
         for attempt in range(1, RESTORE_ATTEMPTS + 1):
             through = await asyncio.to_thread(_last_sealed, log)
+            if through is None and self._membership.settings.origin(number) > 1:
+                through = self._membership.settings.origin(number)
             unfinished, finished = directory / "catalog.restoring", directory / "catalog"
             shutil.rmtree(unfinished, ignore_errors=True)
             catalog = Catalog(unfinished)

@@ -26,6 +26,8 @@ Entry = tuple[AnyRecord | None, int, Reply | None, Any]
 
 # A lone record this small may be stored on the loop itself, if the loop has little else to do.
 BLOCKING_BYTES_MAX = 64 << 10
+# A batch goes out beside others only if it is about as large as they are.
+COMPANY_SHARE = 0.75
 
 
 class Batch:
@@ -68,6 +70,7 @@ class Committer:
         self._is_scheduled = False
         self._seen = 0
         self._last_size = 0
+        self._enough = 0
         self.pending_bytes = 0
         # Why nothing is accepted: the log has stopped, or another node leads.
         self.failure: MillstreamError | None = None
@@ -123,10 +126,25 @@ class Committer:
             self._schedule()
 
     def _schedule(self) -> None:
-        if not self._is_scheduled and len(self._in_flight) < self._log.window and self._loop is not None:
+        if not self._is_scheduled and self._may_dispatch() and self._loop is not None:
             self._is_scheduled = True
             self._seen = 0
             self._loop.call_soon(self._gather)
+
+    def _may_dispatch(self) -> bool:
+        """Whether the log takes another batch. Beside others a small one waits for company, or for one of them to be
+        stored: without that, batches fall apart into as many as the log takes at a time, and each costs as much as
+        a large one."""
+        if not self._in_flight:
+            return True
+        if len(self._in_flight) >= self._log.window:
+            return False
+        return len(self._gathering) > 1 or len(self._gathering[0].entries) >= self._enough
+
+    def _weigh(self) -> None:
+        if self._in_flight:
+            size = sum(len(batch.entries) for batch in self._in_flight) / len(self._in_flight)
+            self._enough = int(size * COMPANY_SHARE)
 
     def _gather(self) -> None:
         """Wait for company while it keeps coming: fewer, larger batches cost less than an idle disk.
@@ -160,6 +178,7 @@ class Committer:
                 self._in_flight[-1].entries.extend(batch.entries)
             else:
                 self._finish(batch)
+        self._weigh()
 
     def _measure(self, batch: Batch) -> None:
         batch.dispatched_at = monotonic_seconds()
@@ -174,6 +193,7 @@ class Committer:
             self._give_up(error)
             return
         self._in_flight.popleft()
+        self._weigh()
         self._measures.commit_seconds.observe(monotonic_seconds() - batch.dispatched_at)
         self.pending_bytes -= batch.bytes
         self._finish(batch)

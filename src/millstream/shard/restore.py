@@ -24,6 +24,7 @@ from millstream.tiers.manifests import (
     decode_manifest,
     longest_chain,
 )
+from millstream.tiers.objects import Objects
 
 FOOTERS_AT_ONCE: Final = 16
 
@@ -81,10 +82,14 @@ async def chain_of(cold: ColdTier, shard: int = 0, through: int | None = None) -
     return chain if through is None or (chain and chain[-1].through == through) else []
 
 
+async def stored_shards(objects: Objects) -> list[int]:
+    """The numbers of the shards that have manifests in the object store, in order."""
+    return sorted({int(entry.path.split("/")[1]) async for entry in objects.list("manifests/")})
+
+
 async def chains_of(cold: ColdTier) -> list[ManifestHead]:
     """The manifests that count, of every shard there is, one shard after the other."""
-    shards = {int(entry.path.split("/")[1]) async for entry in cold.objects.list("manifests/")}
-    return [head for shard in sorted(shards) for head in await chain_of(cold, shard)]
+    return [head for shard in await stored_shards(cold.objects) for head in await chain_of(cold, shard)]
 
 
 async def live_segments(cold: ColdTier, chain: list[ManifestHead]) -> list[SegmentRef]:

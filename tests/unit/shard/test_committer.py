@@ -121,6 +121,34 @@ def test_what_arrives_while_a_batch_is_in_flight_goes_out_as_one_batch_behind_it
     run(main())
 
 
+def test_beside_others_a_batch_goes_out_when_it_is_about_as_large_as_they_are() -> None:
+    async def scenario() -> None:
+        bed = Bed(window=4)
+        for number in range(8):
+            bed.submit(f"a{number}")
+        await turns()
+        assert [len(decode_batch(batch.payload)) for batch, _ in bed.log.waiting] == [8]
+        for number in range(5):
+            bed.submit(f"b{number}")
+        await turns()
+        assert len(bed.log.waiting) == 1, "five wait for company"
+        bed.submit("b5")
+        await turns()
+        assert [len(decode_batch(batch.payload)) for batch, _ in bed.log.waiting] == [8, 6]
+        bed.submit("c0")
+        bed.log.answer()
+        await turns()
+        assert len(bed.log.waiting) == 1
+        bed.log.answer()
+        await turns()
+        assert [len(decode_batch(batch.payload)) for batch, _ in bed.log.waiting] == [1], "nothing to wait for"
+        bed.submit("d0")
+        await turns()
+        assert len(bed.log.waiting) == 2, "few writers are pipelined as well"
+
+    run(scenario())
+
+
 def test_a_batch_is_closed_before_it_grows_beyond_its_limit() -> None:
     async def main() -> None:
         bed = Bed()
