@@ -163,8 +163,19 @@ def test_snapshots_and_bootstrap(client: Any, bucket: Any) -> None:
     assert trimmed.value.earliest_offset == offset
     with pytest.raises(Conflict):
         stream.delete_snapshot(offset)
-    with pytest.raises(BadRequest, match="more than one '/'"):
+    with pytest.raises(BadRequest, match="not a bucket name"):
         client.stream("a/b/c").snapshot()
+
+
+def test_streams_below_a_path_have_snapshots_too(client: Any, bucket: Any) -> None:
+    stream = client.stream(f"{bucket.name}/2026/november/page")
+    stream.create(content_type=JSON)
+    offset = stream.append([1, 2]).next_offset
+    stream.publish_snapshot(b'{"sum":3}', offset, JSON)
+    stream.append([3])
+    assert stream.snapshot()[:3] == (b'{"sum":3}', JSON, offset)
+    start = stream.bootstrap()
+    assert (start.snapshot.data, start.messages) == (b'{"sum":3}', [b"3"])
 
 
 def test_buckets_are_created_listed_and_deleted(bucket: Any) -> None:

@@ -128,6 +128,7 @@ def test_stats_prints_a_table(tmp_path: Path, filled: ColdStore) -> None:
 
 
 def test_an_empty_store_is_listed_as_empty(tmp_path: Path, folder: FolderStore) -> None:
+    folder.folder.mkdir()
     assert run_json("cold", "ls", data_dir=tmp_path, store=folder) == []
     assert run_json("cold", "stats", data_dir=tmp_path, store=folder) == {}
     assert verified(tmp_path, folder) == {"checked": 0, "problems": []}

@@ -22,7 +22,8 @@ from millstream.errors import ConfigurationError, Conflict, NotFound
 from millstream.log.file_log import FileLog
 from millstream.server.run import DataDirectory, object_store_settings
 from millstream.shard.restore import Restored, restore, stored_shards
-from millstream.tiers.catalog import Catalog, decode_key
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import Objects, open_objects
 
