@@ -151,8 +151,8 @@ class Catalog:
     def writing(self, checkpoint: Checkpoint) -> Generator[bool, None, None]:
         """The same in steps, all of them for one thread: each tells whether the next is short and never waits.
 
-        Every call of LMDB lets go of the interpreter; a thread that has to win it back from a busy loop after each of a
-        hundred thousand takes a minute for what is a second's work. So the loop had better wait for the short ones.
+        Every call of LMDB lets go of the interpreter, and a thread has to win it back from a busy loop after each. So
+        the loop had better wait for the short ones.
         """
         with self._environment.begin(write=True) as transaction:
             yield True
