@@ -13,7 +13,9 @@ from pyspark.errors import PySparkException
 
 from millstream.spark.columns import message_schema
 from millstream.spark.errors import SourceError
+from millstream.spark.options import read_options
 from millstream.spark.source import MillstreamSource
+from millstream.spark.stream import StreamReader
 from support.access import bearer, make_token
 from support.server import ServerProcess
 from support.spark_source import JSON, read, server_at
@@ -74,8 +76,10 @@ def test_token_that_is_wrong_or_for_something_else_is_refused_before_anything_is
         source.writer(ROWS, overwrite=False)
     with pytest.raises(SourceError, match=message):
         source.streamWriter(ROWS, overwrite=False)
+    reader = StreamReader(read_options(guarded.options(token)), message_schema())
     with pytest.raises(SourceError, match=message):
-        source.streamReader(message_schema()).initialOffset()
+        reader.initialOffset()
+    reader.stop()
 
 
 def test_token_that_may_only_read_is_refused_before_the_first_row_of_a_named_stream(guarded: Guarded) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
 from millstream.spark.options import write_options
+from millstream.spark.server import Server
 from millstream.spark.spool import Spool
 from support.server import ServerProcess
 from support.spark_source import JSON, TEXT, Streams, read
@@ -31,12 +32,13 @@ def written(table: arrow.Table, options: dict[str, str], epoch: int = 0, produce
     """What a task does with its rows."""
     parsed = write_options(options)
     totals = Totals()
-    sender = Sender(parsed, producer, epoch, totals)
+    server = Server(parsed.connection)
+    sender = Sender(server, parsed, producer, epoch, totals)
     try:
         for group in groups_of(table, from_arrow_schema(table.schema), parsed):
             sender.send(group)
     finally:
-        sender.close()
+        server.close()
     return totals
 
 
@@ -77,10 +79,11 @@ def test_half_written_task_is_completed_in_another_order(streams: Streams) -> No
     """The trap: the first attempt died behind its first stream; the second sees other rows first."""
     table = table_of(300)
     options = write_options(streams.options())
-    sender = Sender(options, "spark:test:0", 0, Totals())
+    server = Server(options.connection)
+    sender = Sender(server, options, "spark:test:0", 0, Totals())
     first = next(groups_of(table, from_arrow_schema(table.schema), options))
     sender.send(first)
-    sender.close()
+    server.close()
     totals = written(shuffled(table, 2), streams.options())
     assert totals.repeated == 1
     assert {name: sorted(found) for name, found in numbers(streams).items()} == {
@@ -100,18 +103,15 @@ def test_more_than_an_append_holds_is_exact_with_an_order(streams: Streams, orde
     table = table_of(200, streams=1).append_column("n", arrow.array(range(200)))
     options = streams.options(maxAppendBytes="100", orderBy=order)
     parsed = write_options(options)
-    appends = list(
-        Sender(parsed, "spark:test:0", 0, Totals())._appends(
-            next(groups_of(table, from_arrow_schema(table.schema), parsed))
-        )
-    )
+    server = Server(parsed.connection)
+    sender = Sender(server, parsed, "spark:test:0", 0, Totals())
+    appends = list(sender._appends(next(groups_of(table, from_arrow_schema(table.schema), parsed))))
     assert len(appends) > 10 and all(len(body) <= 100 for body, _ in appends)
     # The first attempt stops in the middle.
-    sender = Sender(parsed, "spark:test:0", 0, Totals())
     group = next(groups_of(table, from_arrow_schema(table.schema), parsed))
     for seq, (body, _) in enumerate(appends[:7]):
         sender._append(group, body, seq)
-    sender.close()
+    server.close()
     totals = written(shuffled(table, 3) if order == "n" else table, options)
     assert totals.repeated == 7
     assert numbers(streams, 1) == {"out-0": list(range(200))}
@@ -122,10 +122,11 @@ def test_half_written_rows_without_an_order_are_an_error_and_never_guessed(strea
     options = streams.options(maxAppendBytes="100")
     parsed = write_options(options)
     group = next(groups_of(table, from_arrow_schema(table.schema), parsed))
-    sender = Sender(parsed, "spark:test:0", 0, Totals())
+    server = Server(parsed.connection)
+    sender = Sender(server, parsed, "spark:test:0", 0, Totals())
     body, _ = next(sender._appends(group))
     sender._append(group, body, 0)
-    sender.close()
+    server.close()
     before = streams.messages("out-0")
     with pytest.raises(SourceError, match=r"stream '.*/out-0' gets 200 messages .* option orderBy="):
         written(shuffled(table, 4), options)
