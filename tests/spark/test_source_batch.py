@@ -296,7 +296,8 @@ def test_through_spark(spark: SparkSession, streams: Streams) -> None:
     rows = [row.asDict() for row in frame.collect()]
     assert payloads(rows) == expected
     assert {type(row["payload"]) for row in rows} <= {bytes, bytearray}
-    narrow = frame.where("stream in ('run-1', 'run-2') and offset >= 20 and appended_at > '2020-01-01'")
+    pushing = spark.read.format("millstream").options(**streams.options(pushFilters="true")).load()
+    narrow = pushing.where("stream in ('run-1', 'run-2') and offset >= 20 and appended_at > '2020-01-01'")
     assert narrow.count() == sum(1 for row in rows if row["stream"] in ("run-1", "run-2") and row["offset"] >= 20)
     chosen = spark.read.format("millstream").options(**streams.options(prefix="run-1", startingOffsets="20")).load()
     expected_places = sorted(row["position"] for row in rows if row["stream"] == "run-1" and row["position"] >= 20)
@@ -306,6 +307,16 @@ def test_through_spark(spark: SparkSession, streams: Streams) -> None:
     fields = spark.read.format("millstream").options(**streams.options()).schema(typed_schema("n INT, of STRING"))
     found = fields.load().selectExpr("max(n)", "count_if(of <> stream)").first()
     assert found is not None and tuple(found) == (15, 0)
+
+
+def test_a_frame_can_be_used_again_after_a_filter(spark: SparkSession, streams: Streams) -> None:
+    expected = fill(streams)
+    frame = spark.read.format("millstream").options(**streams.options()).load()
+    one, two = frame.where("stream = 'run-1'"), frame.where("stream = 'run-2'")
+    assert one.count() == len(expected["run-1"])
+    assert payloads([row.asDict() for row in frame.collect()]) == expected
+    both = payloads([row.asDict() for row in one.union(two).collect()])
+    assert both == {name: expected[name] for name in ("run-1", "run-2")}
 
 
 def test_count_of_an_empty_bucket_is_zero(spark: SparkSession, streams: Streams) -> None:

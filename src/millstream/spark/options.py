@@ -199,7 +199,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         partition_bytes=given.parsed("maxPartitionBytes", _some_bytes, "a size such as 128m, more than nothing")
         or 64 << 20,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
-        push_filters=given.flag("pushFilters", True),
+        push_filters=given.flag("pushFilters", False),
     )
 
 
