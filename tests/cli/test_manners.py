@@ -168,3 +168,14 @@ def test_light_commands_do_not_load_the_server() -> None:
         " print(sorted({'pyarrow', 'obstore', 'lmdb', 'uvloop', 'millstream.server', 'asyncio'} & set(sys.modules)))"
     )
     assert subprocess.run([command_line()[0], "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_job_says_that_there_is_no_server_before_it_starts_spark() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for job in (("compact",), ("audit",), ("usage",)):
+            # A master that cannot be: had Spark been started, it would be the one to complain.
+            done = millstream("pipeline", *job, "--master", "nowhere", url=url)
+            assert done.returncode != 0
+            assert f"no server answers at {url}" in done.stderr.decode()

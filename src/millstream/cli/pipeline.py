@@ -62,10 +62,17 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _connection(options: argparse.Namespace) -> tuple[Connection, ColdRoot]:
+    """Where the server is. One that is not there is said now, rather than after Spark has started."""
     from millstream.spark.options import read_options
+    from millstream.spark.server import Server
 
     given = {"url": options.url, "token": options.token or "", "cold": options.cold or "", "bucket": "-"}
     read = read_options(given)
+    server = Server(read.connection)
+    try:
+        server.check_reachable()
+    finally:
+        server.close()
     return read.connection, read.cold
 
 

@@ -104,10 +104,16 @@ class Server:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
+    def check_reachable(self) -> None:
+        """Whether there is such a server at all: said before anything long begins."""
+        self._call(calls.readiness(of_cluster=False), self._first_contact())
+
     def check_bucket(self, bucket: str) -> None:
         """Whether there is such a server, such a bucket, and leave to read it: said before anything is planned."""
-        patience = min(FIRST_CONTACT_SECONDS, self._connection.timeout_seconds)
-        self._ask(calls.bucket_info(bucket), bucket, _policy(patience))
+        self._ask(calls.bucket_info(bucket), bucket, self._first_contact())
+
+    def _first_contact(self) -> RetryPolicy:
+        return _policy(min(FIRST_CONTACT_SECONDS, self._connection.timeout_seconds))
 
     def cold(self, bucket: str, after: int | None = None) -> Cold:
         start = f"0.{after}" if after is not None and after >= 0 else None
