@@ -17,7 +17,7 @@ LIMITS = Limits(128 << 20, 2, 0.3)
 
 async def plan(settings: ObjectStoreSettings, limits: Limits = LIMITS) -> list[Group]:
     objects = open_objects(settings)
-    view = await load_view(objects)
+    view = await load_view(objects, 0)
     weights = await weigh(objects, view, None)
     return [await plan_group(objects, view, weights, limits) for weights in groups_of(weights, limits)]
 
