@@ -120,7 +120,12 @@ def test_tail_shows_each_message_at_once_and_ends_with_ctrl_c(url: str, bucket: 
         stream.create(content_type="application/json", body=["old"])
         arguments = ("streams", "tail", f"{bucket}/live", "--offset", "-1", *(("--json",) if as_json else ()))
         tail = subprocess.Popen(
-            command_line(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(url)
+            command_line(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(url),
+            # Whoever started the tests in the background made them, and what they start, deaf to Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         guard = threading.Timer(30, tail.kill)
         guard.start()
