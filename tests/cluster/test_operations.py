@@ -298,6 +298,7 @@ def test_make_cluster_starts_three_nodes_and_prints_their_addresses() -> None:
         process.stdout.close()
 
 
+@pytest.mark.soak
 def test_audit_and_usage_cover_the_shards_of_a_cluster(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> None:
     buckets = buckets_of(2, "tended")
     with httpx.Client(base_url=cluster.nodes[1].url, timeout=30, follow_redirects=True) as client:
