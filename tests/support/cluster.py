@@ -319,12 +319,13 @@ class Cluster:
         return self.nodes[int(info["cluster"]["leader"].rpartition("-")[2])]
 
     def wait_until_balanced(self) -> None:
-        """Until no node leads so much more than another that it is about to hand something over."""
+        """Until no node leads so much more than another that it is about to hand something over, and all know it."""
 
         def is_balanced() -> bool:
             leaders = [self.leader(shard).number for shard in range(self.shards)]
             counts = [leaders.count(number) for number in self.nodes]
-            return max(counts) - min(counts) <= 1
+            views = [[shard["leader_id"] for shard in self.status(number)["shards"]] for number in self.nodes]
+            return max(counts) - min(counts) <= 1 and all(view == leaders for view in views)
 
         wait_until(is_balanced, "the shards are spread over the nodes")
 
