@@ -101,9 +101,14 @@ def test_writes_at_a_follower_are_redirected_and_reads_are_answered(cluster: Clu
     assert beyond.status_code == 307
     assert httpx.get(f"{follower.url}/v1/stream/{bucket}/unknown").status_code == 307
     assert httpx.get(f"{leader.url}/v1/stream/{bucket}/unknown").status_code == 404
-    wait_until(lambda: httpx.get(f"{follower.url}{path}?offset=-1").content == b"012", "the follower has it")
-    answer = httpx.get(f"{follower.url}{path}?offset=-1")
-    assert answer.headers["millstream-role"] == "follower" and answer.headers["stream-up-to-date"] == "true"
+
+    def has_all() -> bool:
+        answer = httpx.get(f"{follower.url}{path}?offset=-1")
+        assert answer.headers["millstream-role"] == "follower"
+        # It says so once it has asked how far the log goes, and has it all.
+        return answer.content == b"012" and answer.headers.get("stream-up-to-date") == "true"
+
+    wait_until(has_all, "the follower has it, and knows it")
     assert httpx.get(f"{leader.url}{path}?offset=-1").headers["millstream-role"] == "leader"
 
 
