@@ -1,8 +1,8 @@
 """A Yjs document of 100,000 edits: what its compaction costs, and how long a new client then takes to load it.
 
-    python -m bench.yjs [--edits 100000]
+    python -m bench.yjs [--edits 100000] [--authors 4]
 
-Forty people type into it at once, every edit a request of its own; then the document is compacted once. The cost is the
+Some people type into it at once, every edit a request of its own; then the document is compacted once. The cost is the
 processor time of the server and of its merging process together, from the last edit to the snapshot, less what the
 idle server uses in the same time. The client is the published provider in Node (`tests/yjs`, after `make test` or `npm
 install` there), from its creation to its `synced`; the first load of a Node process is told apart from later ones.
@@ -31,7 +31,6 @@ from pycrdt import Doc, Text
 from millstream.protocol.lib0 import frame_update
 
 CLIENTS = Path(__file__).parents[1] / "tests" / "yjs" / "clients.js"
-AUTHORS = 40
 PIPELINED = 32
 LOADS = 7
 
@@ -39,8 +38,9 @@ LOADS = 7
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure a large Yjs document.")
     parser.add_argument("--edits", type=int, default=100_000)
+    parser.add_argument("--authors", type=int, default=4, help="how many type at once, each into a copy (4)")
     options = parser.parse_args()
-    authors = [edits(options.edits // AUTHORS, number) for number in range(AUTHORS)]
+    authors = [edits(options.edits // options.authors, number) for number in range(options.authors)]
     bodies = [[frame_update(update) for update in updates] for updates in authors]
     text = together(authors)
     size = sum(len(body) for author in bodies for body in author)
@@ -97,7 +97,7 @@ def measure(server: subprocess.Popen[str], port: int, bodies: list[list[bytes]],
     url = f"http://127.0.0.1:{port}"
     begun = time.perf_counter()
     last = bodies[0].pop()
-    with ThreadPoolExecutor(AUTHORS) as threads:
+    with ThreadPoolExecutor(len(bodies)) as threads:
         list(threads.map(lambda body: post(port, body), bodies))
     print(f"written in {time.perf_counter() - begun:.1f} s, one request an edit", flush=True)
     before = load(url, None, 1)

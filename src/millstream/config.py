@@ -348,7 +348,7 @@ class ClusterSection:
     tls_authority: str = setting("", TEXT, "File with the authority that signs the brokers' certificates.")
     forward: bool = setting("false", FLAG, "Pass writes on to the leader instead of answering 307.")
     lease: float = setting("2500ms", SOME_TIME, "How long a leader that is gone is waited for.")
-    window: int = setting("4", AT_LEAST_ONE, "Batches on their way to the log at a time.")
+    window: int = setting("2", AT_LEAST_ONE, "Batches on their way to the log at a time.")
     keep_flushes: int = setting("8", COUNT, "Flushes whose log is kept for nodes that were away.")
 
 
