@@ -121,7 +121,7 @@ def parsed(answer: httpx.Response) -> list[Part]:
     message: Message = BytesParser(policy=HTTP).parsebytes(document)
     assert message.defects == []
     parts = []
-    for part in message.iter_parts():  # type: ignore[attr-defined]
+    for part in message.iter_parts():
         ((name, content_type),) = part.raw_items()  # the plain ones are rewritten, with quotes added
         assert name == "Content-Type"
         payload = part.get_payload(decode=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def options(scene: Scene, **more: object) -> CompactOptions:
-    return CompactOptions(scene.connection, NO_COLD, **more)  # type: ignore[arg-type]
+    return CompactOptions(scene.connection, NO_COLD, **more)
 
 
 def test_compaction_merges_segments_and_readers_notice_nothing(

@@ -224,19 +224,19 @@ def test_materialize_folds_by_key_yjs_documents_and_by_a_function_of_the_user(
         answer = scene.client.post("/folds/doc", headers={"content-type": "application/octet-stream"}, content=body)
         assert answer.status_code == 204
     fold = {"connection": scene.connection, "source_options": scene.source, "bucket": "folds"}
-    assert materialize(spark, MaterializeOptions(**fold, fold="last-by-key", key="id", prefix="keyed")).published == 1  # type: ignore[arg-type]
+    assert materialize(spark, MaterializeOptions(**fold, fold="last-by-key", key="id", prefix="keyed")).published == 1
     assert json.loads(bootstrap(scene.client, "/folds/keyed")[1]) == {"a": {"id": "a", "v": 3}}
-    assert materialize(spark, MaterializeOptions(**fold, fold="yjs", prefix="doc")).published == 1  # type: ignore[arg-type]
+    assert materialize(spark, MaterializeOptions(**fold, fold="yjs", prefix="doc")).published == 1
     copy: Any = Doc({"text": Text()})
     copy.apply_update(bootstrap(scene.client, "/folds/doc")[1])
     assert str(copy["text"]) == "Hello, world"
     with pytest.raises(InvalidRequest, match="there is no fold"):
-        materialize(spark, MaterializeOptions(**fold, fold="sum"))  # type: ignore[arg-type]
+        materialize(spark, MaterializeOptions(**fold, fold="sum"))
     with pytest.raises(InvalidRequest, match="needs to know the key"):
-        materialize(spark, MaterializeOptions(**fold, fold="last-by-key"))  # type: ignore[arg-type]
+        materialize(spark, MaterializeOptions(**fold, fold="last-by-key"))
     scene.create("/folds/own")
     scene.append("/folds/own", "short", "the longest of all", "longer")
-    own = MaterializeOptions(**fold, fold="support.pipeline:longest", prefix="own")  # type: ignore[arg-type]
+    own = MaterializeOptions(**fold, fold="support.pipeline:longest", prefix="own")
     assert materialize(spark, own).published == 1
     assert bootstrap(scene.client, "/folds/own")[1] == b'"the longest of all"'
 

@@ -36,8 +36,8 @@ class Guarded:
         self.prefixed = make_token(tokens, "read:team-a/chat/", "write:team-a/chat/", name="prefixed")
 
     def request(self, method: str, path: str, token: str | None, **options: object) -> httpx.Response:
-        headers = {**dict(options.pop("headers", {}) or {}), **(bearer(token) if token else {})}  # type: ignore[call-overload]
-        return httpx.request(method, self.url + path, headers=headers, timeout=20, **options)  # type: ignore[arg-type]
+        headers = {**dict(options.pop("headers", {}) or {}), **(bearer(token) if token else {})}
+        return httpx.request(method, self.url + path, headers=headers, timeout=20, **options)
 
 
 def start(directory: Path, *settings: str) -> Iterator[Guarded]:

@@ -119,7 +119,7 @@ def as_filtered(rows: list[Row], one: Filter) -> list[Row]:
         In: lambda value, wanted: value in wanted,
         StringStartsWith: lambda value, wanted: value.startswith(wanted),
     }
-    name, wanted = one.attribute[0], one.value  # type: ignore[attr-defined]
+    name, wanted = one.attribute[0], one.value
     return [row for row in rows if tests[type(one)](row[name], wanted)]
 
 

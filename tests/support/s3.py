@@ -140,7 +140,7 @@ class S3Server:
         store = S3Store(
             BUCKET,
             prefix=prefix,
-            config={name: value for name, value in self.options.items() if name != "bucket"},  # type: ignore[arg-type]
+            config={name: value for name, value in self.options.items() if name != "bucket"},
             client_options={"allow_http": True},
         )
 

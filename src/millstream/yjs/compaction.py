@@ -107,6 +107,7 @@ class Compactor:
         except (MillstreamError, OSError) as error:
             logger.warning("document %s was not compacted, its updates stay as they are: %s", stream.key, error)
         except Exception:
+            # A defect of ours, met in one document: the others wait behind it in line, and must not wait for ever.
             logger.exception("document %s was not compacted, its updates stay as they are", stream.key)
         if len(self._postponed) >= WAITING_MAX:
             self._postponed.clear()

@@ -93,7 +93,7 @@ def test_json_messages_arrive_once_and_in_order(found: list[object], faults: lis
     messages = [json.dumps(value).encode() for value in found]
     model = Model(JSON, messages, faults)
     position = Position("-1")
-    following = follow("/s", position, mode, None, settings(patience=1000))  # type: ignore[arg-type]
+    following = follow("/s", position, mode, None, settings(patience=1000))
     chunks = list(emitted(following, model.answer, model.body))
     assert [message for chunk in chunks for message in chunk.messages()] == messages
     assert position.closed and position.offset == format_offset(sum(map(len, messages)))
@@ -140,7 +140,7 @@ def test_nobody_is_set_back_by_a_server_that_has_less(mode: str) -> None:
     """Such a server sends what it has next, from its own end on: a repeat, or something else altogether."""
     model = Model(JSON, [b"1", b"2", b"3"], [])
     position = Position(format_offset(5))
-    following = follow("/s", position, mode, JSON, settings(patience=3))  # type: ignore[arg-type]
+    following = follow("/s", position, mode, JSON, settings(patience=3))
     with pytest.raises(Unavailable, match="before 0000000000000000_0000000000000005, to which it was read"):
         list(emitted(following, model.answer, model.body))
     assert position.offset == format_offset(5)

@@ -21,7 +21,7 @@ JSON = "application/json"
 
 
 def state(*, content_type: str = JSON, **options: object) -> ProducerState:
-    return ProducerState(ProducerOptions("p", **options), content_type)  # type: ignore[arg-type]
+    return ProducerState(ProducerOptions("p", **options), content_type)
 
 
 class Server:

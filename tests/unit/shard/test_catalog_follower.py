@@ -74,7 +74,7 @@ class Pair:
         return bool(self.follower.shard.machine.sealed)
 
 
-def _batches(log: FileLog):  # type: ignore[no-untyped-def]
+def _batches(log: FileLog):
     """The log's frames, without settling its end as a restart would."""
     from millstream.log.frames import SEGMENT_HEADER_BYTES, decode_frame, decode_segment_header
 

@@ -236,7 +236,7 @@ def test_replaying_the_same_records_gives_the_same_state(bed: Bed) -> None:
         replayed.machine.apply(record, position)
         return original(record, position)
 
-    bed.machine.apply = both  # type: ignore[method-assign]
+    bed.machine.apply = both
     bed.create("s", content_type="text/plain", body=b"x")
     bed.append("s", b"y", producer=ProducerClaim("p", 0, 0), seq="1")
     bed.create("f", fork=("s",))
