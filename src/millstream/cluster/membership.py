@@ -367,9 +367,9 @@ class Membership:
     async def _beat(self) -> None:
         now = self._clock.monotonic()
         if now - self._beaten_at >= NODE_SECONDS:
+            self._beaten_at = now  # before it is sent: what is announced meanwhile asks for another
             self.sign = msgspec.structs.replace(self.sign, beat=self.sign.beat + 1)
             await self._put(f"node.{self.sign.node}", self.sign)
-            self._beaten_at = now
 
     async def set_member(self, node: int, state: str) -> None:
         """What an operator decides: active, draining or removed."""

@@ -29,6 +29,7 @@ from millstream.server.stats_api import StatsApi
 logger = logging.getLogger("millstream.cluster")
 
 TRANSFER_SECONDS: Final = 8.0
+READY_SECONDS: Final = 5.0
 _JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 Body = dict[str, Any]
@@ -186,9 +187,8 @@ class ClusterAdmin:
         return led
 
     async def _transfer(self, request: Request, body: Body) -> Response:
-        view, me = self._membership.view, self._membership.sign.node
-        target = body.get("node")
-        if target is not None and (target not in view.active or target == me):
+        me, target = self._membership.sign.node, body.get("node")
+        if target is not None and (target == me or not await self._can_soon_lead(target)):
             raise Conflict(
                 f"node {target!r} cannot take over: it is not another node that is up, ready and not draining",
                 code="invalid_successor",
@@ -204,6 +204,16 @@ class ClusterAdmin:
             moved.append({"shard": slot.replica.number, "node": successor})
         await self._wait_for(lambda: all(self._leader(one["shard"]) == one["node"] for one in moved))
         return Response(200, _JSON, msgspec.json.encode({"transferred": moved}))
+
+    async def _can_soon_lead(self, node: object) -> bool:
+        """Whether a node may lead; one that is there and has just caught up needs a moment to say so to all."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_SECONDS
+        while node not in (view := self._membership.view).active:
+            if node not in view.nodes or node in view.members or loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
 
     def _leader(self, shard: int) -> int | None:
         lease = self._membership.view.leases.get(shard)

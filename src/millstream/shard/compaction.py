@@ -28,7 +28,7 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentsReplaced, StreamsTouched
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import COMPACTED, ColdTier
-from millstream.tiers.proof import LiveRun, Proof
+from millstream.tiers.proof import THREADS, LiveRun, Proof
 from millstream.tiers.segments import Footer
 
 logger = logging.getLogger("millstream.compaction")
@@ -84,7 +84,7 @@ class Compaction:
         self._clock = clock
         self._is_tidy = is_tidy
         self._lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-compaction")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="millstream-compaction")
         self._proving: asyncio.Task[Compacted] | None = None
 
     async def stop(self) -> None:
@@ -92,7 +92,7 @@ class Compaction:
         if self._proving is not None:
             self._proving.cancel()
         async with self._lock:
-            self._thread.shutdown(cancel_futures=True)
+            self._threads.shutdown(cancel_futures=True)
 
     async def commit(self, proposal: Proposal) -> Compacted:
         """Check a proposal and make it true, or refuse it and leave everything as it is. One at a time."""
@@ -205,9 +205,8 @@ class Compaction:
             if segment.bucket != bucket:
                 raise _refusal(f"{path} belongs to another bucket than {bucket}")
             old.append(_Old(numbers[path], segment, await self._cold.footer(segment)))
-        proof = Proof(self._cold.objects, str(bucket), await self._live_runs(old), self._thread)
-        for number, (_, segment, footer) in enumerate(old):
-            await proof.take_old(number, segment, footer)
+        proof = Proof(self._cold.objects, str(bucket), await self._live_runs(old), self._threads)
+        await proof.take_old([(segment, footer) for _, segment, footer in old])
         for segment in proposal.segments:
             try:
                 await proof.take_new(segment, self._catalog.kept)

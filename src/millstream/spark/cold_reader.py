@@ -26,7 +26,7 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings, open_store
 from millstream.tiers.segments import SCHEMA, Footer, decode_footer
 
-BUNCH_BYTES: Final = 4 << 20
+BUNCH_BYTES: Final = 2 << 20  # small enough to stay in the processor's cache until it is sent on
 GAP_BYTES: Final = 256 << 10  # a hole smaller than this is fetched with what surrounds it
 FOOTERS_AT_ONCE: Final = 16
 

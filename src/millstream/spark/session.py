@@ -27,6 +27,10 @@ START_SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
 }
+# The tasks' Arrow. Its default allocator gives memory back with every batch and gets it anew: merging segments took a
+# third longer, and reading them a tenth.
+if sys.platform == "linux":
+    START_SETTINGS["spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL"] = "jemalloc"
 LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -87,10 +87,8 @@ class Inspection:
             _Totals(
                 table.num_rows,
                 rows.length_of(0, table.num_rows),
-                min(rows.positions),
-                max(rows.positions),
-                min(rows.times),
-                max(rows.times),
+                *_extremes(table.column("position")),
+                *_extremes(table.column("appended_at")),
             )
         )
         return Inspected(table, rows, extents)
@@ -172,6 +170,11 @@ class Inspection:
 
 def _row_group_of(extent: Extent) -> int:
     return extent.row_group
+
+
+def _extremes(column: arrow.ChunkedArray) -> tuple[int, int]:
+    found = compute.min_max(column.cast(arrow.int64()))
+    return found["min"].as_py() or 0, found["max"].as_py() or 0
 
 
 def runs_of(column: Any) -> list[tuple[Any, int]]:

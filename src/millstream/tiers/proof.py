@@ -23,6 +23,7 @@ from millstream.tiers.objects import Objects
 from millstream.tiers.segments import Extent, Footer, RowGroup, read_columns, row_group_range, whole
 
 DIGEST_BYTES: Final = 16
+THREADS: Final = 2
 _OLD_COLUMNS: Final = ["payload", "offset_end", "position", "appended_at"]
 
 
@@ -110,7 +111,22 @@ class Proof:
         self._matched = 0
         self._walks: dict[int, _Walk] = {}
 
-    async def take_old(self, which: int, segment: SegmentRef, footer: Footer) -> None:
+    async def take_old(self, segments: Sequence[tuple[SegmentRef, Footer]]) -> None:
+        """Read the old segments, several at a time: what they leave behind has no order."""
+        waiting = iter(enumerate(segments))
+
+        async def take_some() -> None:
+            for which, (segment, footer) in waiting:
+                await self._take_old(which, segment, footer)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(THREADS):
+                    tasks.create_task(take_some())
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _take_old(self, which: int, segment: SegmentRef, footer: Footer) -> None:
         runs = self._by_segment.pop(which, [])
         for number, of_group in groupby(runs, key=lambda run: run.extent.row_group):
             start, end = row_group_range(footer.metadata, number)
