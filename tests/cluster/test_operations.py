@@ -73,7 +73,6 @@ def test_shards_spread_over_the_nodes(cluster: Cluster) -> None:
     wait_until(lambda: cluster.leader(0) is not cluster.leader(1), "the shards are led by different nodes")
 
 
-@pytest.mark.soak  # the balance may be restored in the midst of it
 def test_leadership_moves_where_it_is_told_and_writes_go_on(cluster: Cluster) -> None:
     for _ in range(2):
         target = cluster.followers(0)[0]

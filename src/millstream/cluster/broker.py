@@ -31,6 +31,8 @@ logger = logging.getLogger("millstream.broker")
 USER: Final = "millstream"
 SYSTEM_USER: Final = "millstream-system"
 PAYLOAD_MARGIN_BYTES: Final = 1 << 20
+PING_SECONDS: Final = 1
+PINGS_MAX: Final = 2
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 15.0
 WATCH_SECONDS: Final = 0.2
@@ -85,6 +87,8 @@ def render_configuration(plan: BrokerPlan, directory: Path, port: int) -> str:
             f"  listen: {_text(_joined(plan.listen))}",
             # Brokers connect where the configuration says, not where another one believes to have been reached.
             "  no_advertise: true",
+            # A broker that is cut off is noticed within seconds; until then requests may be sent its way.
+            f"  ping_interval: {_text(f'{PING_SECONDS}s')}, ping_max: {PINGS_MAX}",
             f"  authorization {{ user: {USER}, password: {_text(plan.secret)}, timeout: 5 }}",
             f"  routes: [{routes}]",
         ]

@@ -35,6 +35,7 @@ CONNECT_SECONDS: Final = 5.0
 WAITING_SECONDS: Final = 5.0
 RECONNECT_SECONDS: Final = 0.25
 ASK_AGAIN_SECONDS: Final = 0.2
+NO_RESPONDERS: Final = "503"
 PENDING_BYTES_MAX: Final = 64 << 20
 FETCH_BYTES: Final = 4 << 20
 FETCH_MESSAGES: Final = 256
@@ -248,15 +249,15 @@ class BrokerLink:
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         """The last message of a subject, as some replica has it."""
-        message = await self.request(f"$JS.API.DIRECT.GET.{stream}.{subject}")
-        return _stored(message)
+        found = await self._ask_replicas(f"{stream}.{subject}", b"", REQUEST_SECONDS, is_many=False)
+        return found[0] if found else None
 
     async def fetch(self, stream: str, sequence: int, *, messages: int = FETCH_MESSAGES) -> list[Stored]:
         """Stored messages from a sequence on, as some replica has them; none if it has none."""
         if messages == 1:
             return await self._fetch_one(stream, sequence)
         body = {"seq": sequence, "batch": messages, "max_bytes": FETCH_BYTES, "next_by_subj": ">"}
-        found = await self._fetch_many(stream, body)
+        found = await self._ask_replicas(stream, msgspec.json.encode(body), REQUEST_SECONDS)
         for index, stored in enumerate(found):
             if stored.sequence != found[0].sequence + index:
                 return found[:index]  # one got lost on the way: the next fetch brings it
@@ -264,27 +265,52 @@ class BrokerLink:
 
     async def fetch_last(self, stream: str, subject: str, seconds: float = REQUEST_SECONDS) -> list[Stored]:
         """The last message of every subject that matches."""
-        return await self._fetch_many(stream, {"multi_last": [subject]}, seconds)
-
-    async def _fetch_many(self, stream: str, body: dict[str, Any], seconds: float = REQUEST_SECONDS) -> list[Stored]:
-        inbox = self.client.new_inbox()
-        subscription = await self.client.subscribe(inbox)
-        found: list[Stored] = []
-        try:
-            await self.publish(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(body), reply=inbox)
-            while (stored := _stored(await subscription.next_msg(timeout=seconds))) is not None:
-                found.append(stored)
-        except (nats.errors.Error, TimeoutError) as error:
-            raise _unreachable(error) from None
-        finally:
-            with contextlib.suppress(nats.errors.Error):
-                await subscription.unsubscribe()
-        return found
+        return await self._ask_replicas(stream, msgspec.json.encode({"multi_last": [subject]}), seconds)
 
     async def _fetch_one(self, stream: str, sequence: int) -> list[Stored]:
         body = msgspec.json.encode({"seq": sequence, "next_by_subj": ">"})
-        stored = _stored(await self.request(f"$JS.API.DIRECT.GET.{stream}", body))
-        return [] if stored is None else [stored]
+        return await self._ask_replicas(stream, body, REQUEST_SECONDS, is_many=False)
+
+    async def _ask_replicas(self, what: str, body: bytes, seconds: float, *, is_many: bool = True) -> list[Stored]:
+        """What some replica has. The one that the broker chose may be cut off, and then nobody answers: another one is
+        asked, with more patience each time."""
+        deadline = self.loop.time() + seconds
+        patience = ASK_AGAIN_SECONDS
+        while (left := deadline - self.loop.time()) > 0:
+            found = await self._ask_replica(what, body, min(patience, left), seconds, is_many)
+            if found is not None:
+                return found
+            patience *= 2
+        raise _unreachable(TimeoutError(f"no replica of {what} answers"))
+
+    async def _ask_replica(
+        self, what: str, body: bytes, patience: float, seconds: float, is_many: bool
+    ) -> list[Stored] | None:
+        """Ask once, and wait so long for the answer to begin; None if it does not."""
+        inbox = self.client.new_inbox()
+        found: list[Stored] = []
+        try:
+            subscription = await self.client.subscribe(inbox)
+            try:
+                await self.publish(f"$JS.API.DIRECT.GET.{what}", body, reply=inbox)
+                try:
+                    message = await subscription.next_msg(timeout=patience)
+                except TimeoutError:
+                    return None
+                if (message.headers or {}).get("Status") == NO_RESPONDERS:
+                    await asyncio.sleep(patience)
+                    return None
+                while (stored := _stored(message)) is not None:
+                    found.append(stored)
+                    if not is_many:
+                        break
+                    message = await subscription.next_msg(timeout=seconds)
+            finally:
+                with contextlib.suppress(nats.errors.Error):
+                    await subscription.unsubscribe()
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise _unreachable(error) from None
+        return found
 
 
 def _checked(operation: str, data: bytes) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from millstream.tasks import end
 logger = logging.getLogger("millstream.log")
 
 WINDOW_DEFAULT: Final = 4
-ACKNOWLEDGE_SECONDS: Final = 2.0
+ACKNOWLEDGE_SECONDS: Final = 1.0
 RESOLVE_PAUSE_SECONDS: Final = 0.1
 IDLE_FETCH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 15.0
