@@ -1,34 +1,33 @@
 """The feed: everything that happens in a bucket, in commit order, from memory and from cold.
 
-Cold, it goes from flush to flush: a flush's segments and notes, sorted by position. A compacted segment spans many
-flushes and is sorted by stream; one pass over it yields the messages of a window of positions, about `WINDOW_BYTES` of
-them, which serves the flushes that lie in it. So memory stays bounded, and a segment is read a few times at most.
+Cold, it goes from flush to flush: the messages of a flush come from `History`, the events from its notes.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from heapq import merge
 from typing import Final, NamedTuple
 
 from millstream.errors import OffsetTrimmed
 from millstream.shard.committer import Committer
+from millstream.shard.history import History, Window
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentRef
 from millstream.tiers.cache import ByteLimitedCache
-from millstream.tiers.catalog import Catalog, is_within
+from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import FlushRow
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Entry, Journals
-from millstream.tiers.manifests import decode_notes
-from millstream.tiers.segments import overlaps
+from millstream.tiers.manifests import FeedNote, decode_notes
 
 # However little of a journal a prefix matches, one call looks at no more than this.
 ENTRIES_SCANNED_MAX: Final = 50_000
 ITEM_OVERHEAD_BYTES: Final = 64
-COLD_CACHE_BYTES: Final = 64 << 20
-WINDOW_BYTES: Final = 32 << 20
+# The same for history: so many flushes, or parts of large ones.
+STRETCHES_MAX: Final = 64
+NOTES_BYTES: Final = 16 << 20
+NOTE_COST: Final = 8  # decoded notes take about so many times their bytes
 
 
 class FeedItem(NamedTuple):
@@ -52,15 +51,6 @@ class FeedPage(NamedTuple):
     up_to_date: bool
 
 
-class Window(NamedTuple):
-    """Every message of some compacted segments between two positions, the first included, the last not."""
-
-    numbers: frozenset[int]
-    first: int
-    until: int
-    items: list[tuple[int, FeedItem]]
-
-
 class Feed:
     def __init__(
         self,
@@ -77,9 +67,8 @@ class Feed:
         self._committer = committer
         self._catalog = catalog
         self._cold = cold
-        # What flushes hold, with the incarnation each message belongs to (0 for what is no message).
-        self._flushes: ByteLimitedCache[list[tuple[int, FeedItem]]] = ByteLimitedCache(COLD_CACHE_BYTES)
-        self._windows: ByteLimitedCache[Window] = ByteLimitedCache(COLD_CACHE_BYTES)
+        self._history = History(catalog, cold)
+        self._notes_read: ByteLimitedCache[list[FeedNote]] = ByteLimitedCache(NOTES_BYTES)
 
     @property
     def latest(self) -> int:
@@ -154,7 +143,9 @@ class Feed:
         """The same from anywhere: one flush after the other, then memory."""
         items: list[FeedItem] = []
         size = 0
-        while not self.is_hot(after):
+        for _ in range(STRETCHES_MAX):
+            if self.is_hot(after):
+                break
             found = self._catalog.flush_after(after)
             if found is None or after < self.earliest:
                 raise OffsetTrimmed(
@@ -163,127 +154,55 @@ class Feed:
                     hint="start again without a token",
                 )
             through, flush = found
-            for incarnation, item in await self._flush_items(bucket, through, flush):
-                if item.position <= after or not item.stream.startswith(prefix):
-                    continue
-                if incarnation and not self._is_alive(incarnation, item):
-                    continue
+            notes = await self._notes(bucket, flush, prefix)
+            window = await self._history.window(bucket, after + 1)
+            until = min(window.until, through)
+            events = (note for note in notes if after < note.position < until)
+            for item in merge(events, self._messages(window, after, until, prefix), key=_position_of):
                 if size >= bytes_max:
                     return FeedPage(items, items[-1].position, False)
                 items.append(item)
                 size += len(item.payload or b"") + ITEM_OVERHEAD_BYTES
-            after = through - 1
-        if size >= bytes_max:
+            after = until - 1
+        if size >= bytes_max or not self.is_hot(after):
             return FeedPage(items, after, False)
         page = self.read(bucket, after, prefix, bytes_max - size)
         return FeedPage(items + page.items, page.position, page.up_to_date)
 
-    def _is_alive(self, incarnation: int, item: FeedItem) -> bool:
-        """Whether a cold message still counts: its stream exists, and has not been trimmed beyond it."""
-        stream = self._machine.by_incarnation(incarnation)
-        return stream is not None and (stream.forks > 0 or item.next_offset > stream.earliest)
-
-    async def _flush_items(self, bucket: str, through: int, flush: FlushRow) -> list[tuple[int, FeedItem]]:
-        """What one flush holds of a bucket, in order of position."""
-        cached = self._flushes.get((bucket, through))
-        if cached is not None:
-            return cached
-        items: list[tuple[int, FeedItem]] = []
-        spanning: list[tuple[int, SegmentRef]] = []
-        for number in flush.segments:
-            segment = self._catalog.segment(number)
-            if segment is not None and segment.bucket == bucket:
-                if is_within(segment, flush.first_position, through):
-                    items += [item async for item in self._segment_items(number, segment, 0, through)]
-                else:
-                    spanning.append((number, segment))
-        if spanning:
-            window = await self._window(bucket, spanning, flush.first_position, through)
-            items += [pair for pair in window.items if flush.first_position <= pair[1].position < through]
-        if flush.notes:
-            for note in decode_notes(await self._cold.objects.get(flush.notes), flush.notes):
-                if note.bucket == bucket:
-                    event, offset = note.event, note.offset
-                    item = FeedItem(
-                        note.position, event, note.stream, offset, offset, note.at_ms, note.content_type, None
-                    )
-                    items.append((0, item))
-        items.sort(key=_position_of)
-        self._flushes.put((bucket, through), items, sum(map(_size_of, items)))
-        return items
-
-    async def _window(self, bucket: str, segments: list[tuple[int, SegmentRef]], first: int, through: int) -> Window:
-        """Messages of compacted segments in order of position, from `first` up to `through` at least."""
-        numbers = frozenset(number for number, _ in segments)
-        cached = self._windows.get(bucket)
-        if cached is not None and numbers <= cached.numbers and cached.first <= first and through <= cached.until:
-            return cached
-        until = max(segment.last_position for _, segment in segments) + 1
-        items: list[tuple[int, FeedItem]] = []
-        size = 0
-        for number, segment in segments:
-            async for pair in self._segment_items(number, segment, first, until):
-                if pair[1].position >= until:
-                    continue  # it came closer since the row group was chosen
-                items.append(pair)
-                size += _size_of(pair)
-                if size > 2 * WINDOW_BYTES:
-                    until, size = _cut(items, max(through, first), until)
-        items.sort(key=_position_of)
-        window = Window(numbers, first, until, items)
-        self._windows.put(bucket, window, size)
-        return window
-
-    async def _segment_items(
-        self, number: int, segment: SegmentRef, first: int, until: int
-    ) -> AsyncIterator[tuple[int, FeedItem]]:
-        """The messages of a segment between two positions whose streams still exist."""
-        footer = await self._cold.footer(segment)
-        group, looked_at, is_wanted = None, -1, False
-        for extent in footer.extents:
-            if extent.row_group != looked_at:
-                looked_at = extent.row_group
-                group, is_wanted = None, overlaps(footer.metadata, looked_at, first, until)
-            stream = self._machine.by_incarnation(extent.incarnation) if is_wanted else None
-            if stream is None:
-                continue
-            if group is None:
-                group = await self._cold.row_group(number, looked_at, with_order=True)
-            stop = extent.row_start + extent.rows
-            start = bisect_left(group.positions, first, extent.row_start, stop)
-            stop = bisect_left(group.positions, until, start, stop)
-            offset = group.ends[start - 1] if start > extent.row_start else extent.offset_start
-            for row, payload in zip(range(start, stop), group.messages(start, stop), strict=True):
-                item = FeedItem(
-                    group.positions[row],
+    def _messages(self, window: Window, after: int, until: int, prefix: str) -> Iterator[FeedItem]:
+        """The messages that still count: their stream exists, and has not been trimmed beyond them."""
+        for row in window.rows(after, until, prefix):
+            stream = self._machine.by_incarnation(row.incarnation)
+            if stream is not None and (stream.forks > 0 or row.offset_end > stream.earliest):
+                yield FeedItem(
+                    row.position,
                     "message",
-                    extent.stream,
-                    offset,
-                    group.ends[row],
-                    group.times[row],
-                    stream.content_type,
-                    payload,
+                    row.stream,
+                    row.offset_start,
+                    row.offset_end,
+                    row.at_ms,
+                    row.content_type,
+                    row.payload,
                 )
-                yield extent.incarnation, item
-                offset = group.ends[row]
+
+    async def _notes(self, bucket: str, flush: FlushRow, prefix: str) -> list[FeedItem]:
+        """What happened in a flush besides messages, in order of position."""
+        if not flush.notes:
+            return []
+        notes = self._notes_read.get(flush.notes)
+        if notes is None:
+            data = await self._cold.objects.get(flush.notes)
+            notes = decode_notes(data, flush.notes)
+            self._notes_read.put(flush.notes, notes, NOTE_COST * len(data))
+        items = [
+            FeedItem(
+                note.position, note.event, note.stream, note.offset, note.offset, note.at_ms, note.content_type, None
+            )
+            for note in notes
+            if note.bucket == bucket and note.stream.startswith(prefix)
+        ]
+        return sorted(items, key=_position_of)
 
 
-def _position_of(pair: tuple[int, FeedItem]) -> int:
-    return pair[1].position
-
-
-def _size_of(pair: tuple[int, FeedItem]) -> int:
-    return len(pair[1].payload or b"") + 200
-
-
-def _cut(items: list[tuple[int, FeedItem]], through: int, until: int) -> tuple[int, int]:
-    """Keep the messages of the lowest positions: about a window of them, and all before `through`. Returns the
-    position they now reach to, and their size."""
-    items.sort(key=_position_of)
-    size = 0
-    for index, pair in enumerate(items):
-        if size >= WINDOW_BYTES and pair[1].position >= through:
-            del items[index:]
-            return pair[1].position, size
-        size += _size_of(pair)
-    return until, size
+def _position_of(item: FeedItem) -> int:
+    return item.position

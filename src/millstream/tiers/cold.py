@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import pyarrow as arrow
+import pyarrow.parquet as parquet
 
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
@@ -31,13 +32,17 @@ from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.hot import Run, select
 from millstream.tiers.objects import Objects
 from millstream.tiers.segments import (
+    BYTES_COLUMNS,
+    ORDER_COLUMNS,
     Footer,
     RowGroup,
     decode_footer,
-    decode_row_group,
-    read_row_group,
+    read_columns,
+    read_file_columns,
     row_group_range,
 )
+
+T = TypeVar("T")
 
 READING_THREADS: Final = 4
 GROUPS_AHEAD: Final = 3
@@ -202,17 +207,23 @@ class ColdTier:
             self._groups.put(key, task.result(), task.result().size)
 
     async def _fetch(self, segment: SegmentRef, group: int, with_order: bool) -> RowGroup:
-        metadata, path = (await self.footer(segment)).metadata, segment.path
+        columns = [*BYTES_COLUMNS, *ORDER_COLUMNS] if with_order else BYTES_COLUMNS
+        metadata = (await self.footer(segment)).metadata
+        return RowGroup(await self.in_thread(self.read_columns, segment, metadata, group, columns))
 
-        def read() -> RowGroup:
-            file = self.objects.file(path)
-            if file is not None:
-                return read_row_group(metadata, group, file, with_order=with_order)
-            start, end = row_group_range(metadata, group)
-            data = self.objects.get_range_now(path, start, end)
-            return decode_row_group(metadata, group, start, data, path, with_order=with_order)
+    def read_columns(
+        self, segment: SegmentRef, metadata: parquet.FileMetaData, group: int, columns: list[str]
+    ) -> arrow.Table:
+        """Some columns of a row group, for a thread: it waits for the store."""
+        file = self.objects.file(segment.path)
+        if file is not None:
+            return read_file_columns(metadata, group, file, columns)
+        start, end = row_group_range(metadata, group)
+        data = self.objects.get_range_now(segment.path, start, end)
+        return read_columns(metadata, group, start, data, segment.path, columns)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def footer(self, segment: SegmentRef) -> Footer:
         path = segment.path
@@ -220,7 +231,6 @@ class ColdTier:
         if found is not None:
             return found
         tail = await self.objects.get_range(path, segment.size - segment.footer_bytes, segment.size)
-        loop = asyncio.get_running_loop()
-        footer = await loop.run_in_executor(self._threads, decode_footer, tail, path, segment.footer_checksum)
+        footer = await self.in_thread(decode_footer, tail, path, segment.footer_checksum)
         self._footers.put(path, footer, len(tail) * FOOTER_COST)
         return footer

@@ -46,8 +46,8 @@ SCHEMA: Final = arrow.schema(
 
 _POSITION: Final = SCHEMA.get_field_index("position")
 # What a reader of one stream needs of a row group, and what the feed and a fork need besides.
-_BYTES_COLUMNS: Final = ["payload", "offset_end"]
-_ORDER_COLUMNS: Final = ["position", "appended_at"]
+BYTES_COLUMNS: Final = ["payload", "offset_end"]
+ORDER_COLUMNS: Final = ["position", "appended_at"]
 _INDEX_KEY: Final = b"millstream.index"
 _SEGMENT_KEY: Final = b"millstream.segment"
 
@@ -253,35 +253,25 @@ class RowGroup:
         return [data[start:end] for start, end in pairwise(offsets)]
 
 
-def decode_row_group(
-    metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, *, with_order: bool = True
-) -> RowGroup:
+def decode_row_group(metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str) -> RowGroup:
     """A row group from the bytes at `row_group_range`; page checksums are verified."""
-    return _decode(metadata, group, arrow.PythonFile(_Window(data, start), mode="r"), path, with_order)
-
-
-def read_row_group(metadata: parquet.FileMetaData, group: int, file: Path, *, with_order: bool = True) -> RowGroup:
-    """A row group straight from a file."""
-    try:
-        source = arrow.OSFile(str(file))
-    except OSError as error:
-        raise Unavailable(f"segment {file} cannot be read: {error}", code="object_store_unavailable") from None
-    return _decode(metadata, group, source, str(file), with_order)
+    return RowGroup(read_columns(metadata, group, start, data, path, [*BYTES_COLUMNS, *ORDER_COLUMNS]))
 
 
 def read_columns(
     metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, columns: list[str]
 ) -> arrow.Table:
     """Some columns of a row group, from the bytes at `row_group_range`."""
-    source = arrow.PythonFile(_Window(data, start), mode="r")
-    return _read(metadata, group, source, path, columns)
+    return _read(metadata, group, arrow.PythonFile(_Window(data, start), mode="r"), path, columns)
 
 
-def _decode(
-    metadata: parquet.FileMetaData, group: int, source: arrow.NativeFile, path: str, with_order: bool
-) -> RowGroup:
-    columns = [*_BYTES_COLUMNS, *_ORDER_COLUMNS] if with_order else _BYTES_COLUMNS
-    return RowGroup(_read(metadata, group, source, path, columns))
+def read_file_columns(metadata: parquet.FileMetaData, group: int, file: Path, columns: list[str]) -> arrow.Table:
+    """The same straight from a file."""
+    try:
+        source = arrow.OSFile(str(file))
+    except OSError as error:
+        raise Unavailable(f"segment {file} cannot be read: {error}", code="object_store_unavailable") from None
+    return _read(metadata, group, source, str(file), columns)
 
 
 def _read(

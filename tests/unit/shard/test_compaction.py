@@ -17,7 +17,7 @@ from millstream.errors import Conflict, InvalidRequest, MillstreamError
 from millstream.log.file_log import FileLog
 from millstream.pipeline import rewriting
 from millstream.pipeline.planning import Group, Limits
-from millstream.shard import feed as feed_module
+from millstream.shard import history
 from millstream.shard.compaction import Compacted, Proposal
 from millstream.shard.restore import restore
 from millstream.streams.records import SegmentRef
@@ -128,7 +128,7 @@ def test_after_compaction_streams_and_feed_read_as_before_and_nothing_is_left_to
 def test_compaction_in_several_parts_and_small_windows_keeps_the_feed_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_module, "WINDOW_BYTES", 5_000)
+    monkeypatch.setattr(history, "WINDOW_BYTES", 5_000)
 
     async def scenario() -> None:
         async with started(tmp_path, FakeClock()) as driver:

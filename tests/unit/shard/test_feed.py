@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from millstream.errors import NotFound, OffsetTrimmed
 from millstream.protocol.expiry import Expiry
 from millstream.shard import feed as module
+from millstream.shard import history
 from millstream.shard.feed import FeedItem, FeedPage
+from millstream.shard.history import History, Window
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, key_of, started
 
@@ -97,6 +99,39 @@ def test_walk_by_pages_of_any_size_is_the_feed_and_every_item_can_be_resumed_beh
 
     with TemporaryDirectory() as folder:
         run(main(Path(folder)), clock)
+
+
+def test_a_large_flush_is_read_in_windows_and_each_of_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "WINDOW_BYTES", 2_000)
+    clock = FakeClock()
+    gathered: list[Window] = []
+    gather = History._gather
+
+    async def counted(self: History, bucket: str, first: int) -> Window:
+        gathered.append(await gather(self, bucket, first))
+        return gathered[-1]
+
+    monkeypatch.setattr(History, "_gather", counted)
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            for name in ("a", "b", "c"):
+                await driver.create(f"{BUCKET}/{name}", content_type="text/plain")
+            for number in range(180):
+                text = f"{number:0100d}".encode()
+                await driver.append(f"{BUCKET}/{'abc'[number % 3]}", text, content_type="text/plain")
+            hot = await everything(driver)
+            await driver.checkpoint()
+            assert not driver.shard.feed.is_hot(driver.shard.feed.earliest)
+            for bytes_max in (1, 300, 1 << 30):
+                gathered.clear()
+                assert await everything(driver, bytes_max=bytes_max) == hot
+                assert len({window.first for window in gathered}) == len(gathered) <= 20
+            assert await everything(driver, "b", 300) == [item for item in hot if item.stream == "b"]
+
+    run(main(), clock)
 
 
 def test_feed_is_the_same_before_and_after_a_flush_and_a_crash(tmp_path: Path) -> None:

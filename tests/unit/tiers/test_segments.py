@@ -279,7 +279,7 @@ from array import array
 from pathlib import Path
 from millstream.protocol.keys import StreamKey
 from millstream.tiers.segment_encoder import StreamRun, encode_segment
-from millstream.tiers.segments import decode_footer, read_row_group
+from millstream.tiers.segments import BYTES_COLUMNS, RowGroup, decode_footer, read_file_columns
 
 def run(name, kind, count):
     ones = array("q", range(1, count + 1))
@@ -291,7 +291,7 @@ for some in (runs, runs[:2], runs[1:2]):
     file = Path({str(tmp_path / "segment")!r})
     file.write_bytes(encoded.data)
     footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes:]), "p", encoded.footer_checksum)
-    group = read_row_group(footer.metadata, 0, file)
+    group = RowGroup(read_file_columns(footer.metadata, 0, file, BYTES_COLUMNS))
     assert bytes(group.joined(0, len(group.ends), b",")) == b",".join([b"x"] * len(group.ends))
 print("pandas" in sys.modules)
 """
