@@ -58,8 +58,9 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
         "Appends of 1 KiB over 64 connections with a flush each second; yardstick: a server that does not flush. "
         "Replay by one reader of history that is wholly in Parquet (64 MiB of bytes and 96 MiB of JSON in messages of "
         "1 KiB, 8 and 64 MiB in messages of 100 B), flushed as by default, right after a restart (the files are in the "
-        "page cache) and once more from the cache of row groups; yardstick: the same history in memory. Append-to-SSE "
-        "latency while a reader catches up again and again; yardstick: the same server without that reader. "
+        "page cache), once more from the cache of row groups, and from the files with next to no cache; yardstick: the "
+        "same history in memory. Append-to-SSE latency while a reader catches up again and again; yardstick: the same "
+        "server without that reader. "
         f"{streams:,} streams in one data directory: start, memory, and appends of 1 KiB to random ones; "
         f"yardstick: appends to one of them. First byte from 300 random offsets of a stream of {large_mib:,} MiB in "
         "messages of 1 MiB, after a restart, its files dropped from the page cache, and from the same offsets again; "
@@ -78,7 +79,7 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
         [],
         [
             *(Goal(append_case(count), "p99_ms", 2, is_ratio=True) for count in APPEND_STREAMS),
-            *(Goal(case, "megabytes_per_second", 300) for case in history.READ_CASES),
+            *(Goal(case, "megabytes_per_second", 300) for case in history.GOAL_CASES),
             Goal(history.LIVE_CASE, "p99_ms", 2, is_ratio=True),
             Goal(scale_case, "start_seconds", 5),
             Goal(scale_case, "restarted_mib", 1024),
@@ -95,7 +96,7 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
 
     def replays() -> None:
         with running([millstream(OURS, *COLD), pair[1]], plan.data_parent) as servers:
-            history.measure(results, servers, plan)
+            history.measure(results, servers, plan, COLD)
 
     def first_bytes() -> None:
         with crowd.large(plan, COLD) as server:

@@ -12,7 +12,7 @@ from bench import filling
 from bench.client import Client
 from bench.live import subscribed
 from bench.measurement import OURS, YARDSTICK, Figures, Invalid, Plan, Results, progress, record
-from bench.peers import Server
+from bench.peers import Server, millstream
 from bench.replay import replay
 
 MIB = 1 << 20
@@ -31,7 +31,10 @@ HISTORIES: dict[str, tuple[str, int, Fill]] = {
     "JSON, 1 KiB messages": ("application/json", 1024, filling.append_json),
     "JSON, 100 B messages": ("application/json", 100, filling.append_json),
 }
-FIRST_READ, LATER_READ = "after a restart", "cached"
+# The first read after a restart is the process's first as well; from the files, it has a cache too small to matter, and
+# has read before.
+FIRST_READ, FILES_READ, LATER_READ = "after a restart", "from the files", "cached"
+WITHOUT_CACHE = "cold.cache_bytes=8MiB"
 LIVE_CASE = "append to SSE during catch-ups"
 
 
@@ -39,12 +42,14 @@ def read_case(history: str, when: str) -> str:
     return f"{history}, {when}"
 
 
-READ_CASES = [read_case(history, when) for history in HISTORIES for when in (FIRST_READ, LATER_READ)]
+READ_CASES = [read_case(history, when) for history in HISTORIES for when in (FIRST_READ, FILES_READ, LATER_READ)]
+GOAL_CASES = [case for case in READ_CASES if not case.endswith(FIRST_READ)]
 
 
-def measure(results: Results, servers: Sequence[Server], plan: Plan) -> None:
+def measure(results: Results, servers: Sequence[Server], plan: Plan, settings: Sequence[str]) -> None:
     """The first server keeps nothing in memory that it can have from Parquet, the second everything."""
     cold, hot = servers
+    uncached = Server(millstream(OURS, *settings, WITHOUT_CACHE), cold.data.parent)
     for server in servers:
         _fill(server, QUICK_DIVISOR if plan.is_quick else 1)
     stats = filling.await_flushed(cold)
@@ -62,7 +67,25 @@ def measure(results: Results, servers: Sequence[Server], plan: Plan) -> None:
             cells = (results.cell(first, OURS), results.cell(later, OURS), results.cell(later, YARDSTICK))
             rates = ", ".join(f"{cell.samples[-1]['megabytes_per_second']:,.0f}" for cell in cells if cell.samples)
             progress(f"cold: {history}, round {turn + 1} of {plan.rounds}: first, later, from memory: {rates}")
+        cold.stop()
+        _measure_files(results, uncached)
+        cold.start()
         _measure_live(results, cold, plan, turn)
+
+
+def _measure_files(results: Results, uncached: Server) -> None:
+    uncached.start()
+    try:
+        for history in HISTORIES:
+            _replay(uncached, history)
+            files, later = read_case(history, FILES_READ), read_case(history, LATER_READ)
+            record(results.cell(files, OURS), lambda history=history: _replay(uncached, history))
+            results.cells[files][YARDSTICK] = results.cell(later, YARDSTICK)
+            if results.cell(files, OURS).samples:
+                rate = results.cell(files, OURS).samples[-1]["megabytes_per_second"]
+                progress(f"cold: {history}, {FILES_READ}: {rate:,.0f}")
+    finally:
+        uncached.stop()
 
 
 def _fill(server: Server, divisor: int) -> None:
