@@ -24,7 +24,7 @@ from millstream.tiers.cold import ColdTier
 from millstream.tiers.segments import overlaps, whole
 
 WINDOW_BYTES: Final = 16 << 20
-WINDOWS_KEPT: Final = 6
+WINDOWS_KEPT: Final = 4
 FLUSHES_MAX: Final = 1_000
 SLICE_ROWS: Final = 512
 _COLUMNS: Final = [
@@ -87,16 +87,24 @@ class History:
 
     async def window(self, bucket: str, position: int) -> Window:
         """A window that holds this position, which must lie in a flush. They are made one at a time."""
-        async with self._lock:
-            for index, window in enumerate(self._windows):
-                if window.covers(bucket, position):
-                    # The one that was used longest ago is at the front, and goes first.
-                    del self._windows[index]
-                    break
-            else:
-                window = await self._gather(bucket, position)
-            self._windows.append(window)
+        window = self._kept(bucket, position)
+        if window is not None:
             return window
+        async with self._lock:
+            window = self._kept(bucket, position)
+            if window is None:
+                window = await self._gather(bucket, position)
+                self._windows.append(window)
+            return window
+
+    def _kept(self, bucket: str, position: int) -> Window | None:
+        for index, window in enumerate(self._windows):
+            if window.covers(bucket, position):
+                # The one that was used longest ago is at the front, and goes first.
+                del self._windows[index]
+                self._windows.append(window)
+                return window
+        return None
 
     async def _gather(self, bucket: str, first: int) -> Window:
         segments, until = self._segments(bucket, first)
