@@ -9,9 +9,10 @@ or a segment is, and each is read a few times at most. Rows become objects of Py
 from __future__ import annotations
 
 import asyncio
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as arrow
@@ -55,13 +56,13 @@ class Row(NamedTuple):
 class Window:
     """Every message of a bucket's segments between two positions, the first included, the last not."""
 
-    def __init__(self, bucket: str, first: int, until: int, table: arrow.Table) -> None:
+    def __init__(self, bucket: str, first: int, until: int, table: arrow.Table | None) -> None:
         self.bucket = bucket
         self.first = first
         self.until = until
         self._table = table
         self._positions: memoryview[int] = memoryview(b"").cast("q")
-        if table.num_rows:
+        if table is not None and table.num_rows:
             self._positions = memoryview(whole(table.column("position")).buffers()[1]).cast("q")
 
     def covers(self, bucket: str, position: int) -> bool:
@@ -70,6 +71,8 @@ class Window:
     def rows(self, after: int, until: int, prefix: str) -> Iterator[Row]:
         """The messages between two positions, both excluded, of streams whose names begin so."""
         start, stop = bisect_right(self._positions, after), bisect_left(self._positions, until)
+        if self._table is None:
+            return
         for first in range(start, stop, SLICE_ROWS):
             table = self._table.slice(first, min(SLICE_ROWS, stop - first))
             if prefix:
@@ -122,7 +125,7 @@ class History:
                     tables = [await self._cold.in_thread(_lowest, tables)]
                     until, size = tables[0].column("position")[-1].as_py() + 1, tables[0].nbytes
         self._cold.memory_was_used()
-        table = await self._cold.in_thread(_sorted, tables) if tables else _EMPTY
+        table = await self._cold.in_thread(_sorted, tables) if tables else None
         return Window(bucket, first, until, table)
 
     def _segments(self, bucket: str, first: int) -> tuple[list[SegmentRef], int]:
@@ -148,7 +151,9 @@ class History:
     ) -> arrow.Table:
         table = self._cold.read_columns(segment, metadata, group, _COLUMNS)
         positions = table.column("position")
-        is_wanted = compute.and_(compute.greater_equal(positions, first), compute.less(positions, until))
+        is_wanted = compute.and_(
+            compute.greater_equal(positions, _integers([first])[0]), compute.less(positions, _integers([until])[0])
+        )
         at = table.schema.get_field_index("appended_at")
         table = table.set_column(at, "appended_at", table.column(at).cast(arrow.int64()))
         return table.select(_COLUMNS).filter(is_wanted)
@@ -163,9 +168,12 @@ def _lowest(tables: list[arrow.Table]) -> arrow.Table:
     """The messages of the lowest positions, about a window of them, and at least one."""
     table = _sorted(tables)
     sums = compute.cumulative_sum(compute.binary_length(table.column("payload")).cast(arrow.int64()))
-    kept = compute.sum(compute.less_equal(sums, WINDOW_BYTES)).as_py()
+    kept = max(compute.sum(compute.less_equal(sums, _integers([WINDOW_BYTES])[0])).as_py(), 1)
     # A copy of their own: a slice would keep all the others in memory.
-    return table.slice(0, max(kept, 1)).take(arrow.array(range(max(kept, 1)), arrow.int64()))
+    return table.take(_integers(range(kept)))
 
 
-_EMPTY: Final = arrow.table({name: arrow.array([], arrow.int64()) for name in _COLUMNS})
+def _integers(values: Iterable[int]) -> arrow.Array:
+    """From a buffer: `arrow.array` of Python values would import pandas, which takes a second."""
+    data = array("q", values)
+    return arrow.Array.from_buffers(arrow.int64(), len(data), [None, arrow.py_buffer(data)])

@@ -297,3 +297,9 @@ print("pandas" in sys.modules)
 """
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert outcome.stdout.strip() == "False", outcome.stderr
+
+
+def test_a_server_starts_without_pandas() -> None:
+    script = "import sys, millstream.server.run; print('pandas' in sys.modules)"
+    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert outcome.stdout.strip() == "False", outcome.stderr
