@@ -45,10 +45,11 @@ def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    is_known = bool(arguments) and arguments[0] in COMMANDS
-    if is_known and arguments[0] == "serve":
+    command = arguments[0] if arguments else None
+    if command == "serve":
         choose_returning_allocator()
-    options = build_parser(arguments[:1] if is_known else COMMANDS).parse_args(arguments)
+    needed = [command] if command in COMMANDS else [] if command == "--version" else COMMANDS
+    options = build_parser(needed).parse_args(arguments)
     try:
         code = int(options.run(options))
         sys.stdout.flush()
