@@ -36,6 +36,8 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "8",
+    # Between the JVM and its Python workers; a twentieth faster to read than by TCP.
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 
 
