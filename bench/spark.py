@@ -55,6 +55,7 @@ WAIT_SECONDS = 60.0
 COLUMNS = ("stream", "position", "payload")
 SCHEMA = "stream STRING, position LONG, payload BINARY"
 TASKS = 4
+WARM_UPS = 4
 SUMS = ("count(*)", "sum(length(payload))", "max(position)", "max(stream)")
 
 WRITE_CASE = f"exactly-once write into {STREAMS:,} streams"
@@ -132,8 +133,10 @@ def _measure_reads(
         (feed_case, YARDSTICK): lambda: _over_feed(spark, server, stats["last_position"]),
         (http_case, YARDSTICK): lambda: _over_http(spark, server),
     }
-    for way in ways.values():
-        _sums(way())  # the first of its kind starts Python workers and compiles
+    for (case, _), way in ways.items():
+        # The first ones start Python workers, and the virtual machine compiles for some time.
+        for _ in range(WARM_UPS if case == parquet_case else 1):
+            _sums(way())
     for turn in range(plan.rounds):
         order = list(ways.items()) if turn % 2 == 0 else list(reversed(ways.items()))
         for (case, column), way in order:
