@@ -167,7 +167,10 @@ def _sorted(tables: list[arrow.Table]) -> arrow.Table:
 def _lowest(tables: list[arrow.Table]) -> arrow.Table:
     """The messages of the lowest positions, about a window of them, and at least one."""
     table = _sorted(tables)
-    sums = compute.cumulative_sum(compute.binary_length(table.column("payload")).cast(arrow.int64()))
+    lengths = compute.binary_length(table.column("payload")).cast(arrow.int64())
+    # What a row takes besides its payload counts too: of very small messages it is nearly everything.
+    besides = (table.nbytes - compute.sum(lengths).as_py()) // table.num_rows
+    sums = compute.cumulative_sum(compute.add(lengths, _integers([besides])[0]))
     kept = max(compute.sum(compute.less_equal(sums, _integers([WINDOW_BYTES])[0])).as_py(), 1)
     # A copy of their own: a slice would keep all the others in memory.
     return table.take(_integers(range(kept)))
