@@ -24,7 +24,8 @@ from millstream.clock import Clock
 from millstream.cluster.membership import Membership
 from millstream.errors import MillstreamError, NotLeader, Unavailable
 from millstream.log.broker_link import BrokerLink
-from millstream.log.jetstream_log import JetStreamLog, LogTail, LogTrimmed
+from millstream.log.jetstream_log import JetStreamLog, LogTrimmed
+from millstream.log.log_tail import LogTail
 from millstream.shard.shard import Shard
 from millstream.streams.records import LeaderStarted
 from millstream.tasks import end

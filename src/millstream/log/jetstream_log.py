@@ -4,14 +4,11 @@ A batch carries `Nats-Expected-Last-Sequence`: the broker stores it only right b
 on. A writer's first batch, its *fence*, goes out alone, so it lies right behind everything its writer has read. Batches
 after it are pipelined, on predicted sequences; one of those can be stored although the one before it was not, if
 somebody else's took its place. So a stored batch counts only if it belongs to the latest fence and begins at the
-position where the log stands: every reader decides that alike (`Chain`), and skips what does not count.
+position where the log stands: every reader decides that alike (`chain.py`), and skips what does not count.
 
 Therefore a writer that another's fence has overtaken can add nothing, whatever it believes, and publishing a batch
 again is harmless: at most one copy counts. That is how an acknowledgement that never arrives is resolved: read the log;
 if the batch is there it is durable, if a foreign fence is there it never will be, and otherwise publish it again.
-
-A message's header `Millstream-Batch` holds `first next writer fence`, the last being the sequence of its writer's
-fence; its data is the batch's payload. `LogTail` reads what any writer stores, in order, for nodes that follow.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +24,9 @@ import msgspec
 from nats.aio.msg import Msg
 
 from millstream.clock import Clock
-from millstream.errors import Corrupt, MillstreamError, NotLeader
-from millstream.log.broker_link import REQUEST_SECONDS, BrokerLink, Stored
+from millstream.errors import MillstreamError, NotLeader
+from millstream.log.broker_link import REQUEST_SECONDS, BrokerLink
+from millstream.log.chain import BATCH, Chain, StoredBatch, decode_batch
 from millstream.log.interface import Done, LogBatch
 from millstream.tasks import end
 
@@ -37,15 +35,12 @@ logger = logging.getLogger("millstream.log")
 WINDOW_DEFAULT: Final = 4
 ACKNOWLEDGE_SECONDS: Final = 1.0
 RESOLVE_PAUSE_SECONDS: Final = 0.1
-IDLE_FETCH_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 15.0
-TAIL_BYTES_MAX: Final = 32 << 20
 WINDOW_MAX: Final = 32
 LOOK_BACK: Final = 2 * WINDOW_MAX
 HEADER_BYTES: Final = 4096
 BATCH_BYTES_MAX: Final = 1 << 20
 
-BATCH: Final = "Millstream-Batch"
 EXPECTED: Final = "Nats-Expected-Last-Sequence"
 
 
@@ -84,64 +79,6 @@ class LogTrimmed(MillstreamError):
     """What a reader needs next is no longer in the log."""
 
     code = "log_trimmed"
-
-
-class StoredBatch(NamedTuple):
-    sequence: int
-    writer: str
-    fence: int
-    batch: LogBatch
-
-    @property
-    def is_fence(self) -> bool:
-        return self.fence == self.sequence
-
-
-class Chain:
-    """Which stored batches count. Fed with every batch in order; the same on every node."""
-
-    def __init__(self, start: int = 1, before: Sequence[StoredBatch] = ()) -> None:
-        """Reading starts at a position; `before` are batches from around there, which tell whose fence holds."""
-        self._start = start
-        self.fence = max((one.fence for one in before), default=0)
-        self.position: int | None = None
-
-    def begin_behind(self, around: Sequence[StoredBatch]) -> int | None:
-        """Start right behind the batch that ends where reading starts; returns its sequence, None if it is not there.
-
-        Among several it is the last of the fence in force: copies that do not count come before the one that does.
-        """
-        found, fence = None, 0
-        for one in around:
-            fence = max(fence, one.fence)
-            if one.batch.next == self._start and one.fence == fence:
-                found, self.fence, self.position = one.sequence, fence, self._start
-        return found
-
-    def accepts(self, one: StoredBatch) -> bool:
-        if one.is_fence:
-            self.fence = max(self.fence, one.fence)
-        if one.fence != self.fence:
-            return False
-        if self.position is None:
-            if not one.batch.first <= self._start < one.batch.next:
-                return False
-        elif one.batch.first != self.position:
-            return False
-        self.position = one.batch.next
-        return True
-
-
-def _decode(stored: Stored) -> StoredBatch:
-    try:
-        first, following, writer, fence = stored.headers[BATCH].split(" ")
-        batch = LogBatch(int(first), int(following), stored.data)
-        return StoredBatch(stored.sequence, writer, int(fence), batch)
-    except (KeyError, ValueError):
-        raise Corrupt(
-            f"the log holds a message that is no batch, at sequence {stored.sequence}",
-            hint="something other than millstream has published to the log's subject",
-        ) from None
 
 
 class _Entry:
@@ -264,12 +201,12 @@ class JetStreamLog:
         found = await self._link.fetch(self.names.stream, sequence, messages=messages)
         if found and found[0].sequence != sequence:
             raise LogTrimmed(f"the log begins at sequence {found[0].sequence}, and {sequence} is needed")
-        return [_decode(stored) for stored in found]
+        return [decode_batch(stored) for stored in found]
 
     async def first_position(self) -> int:
         """The first position the log still holds; 1 if nothing was ever written."""
         found = await self._link.fetch(self.names.stream, 1, messages=1)
-        return _decode(found[0]).batch.first if found else 1
+        return decode_batch(found[0]).batch.first if found else 1
 
     async def sequence_of(self, position: int) -> int:
         """The sequence of the first batch that reaches beyond a position, by bisection."""
@@ -468,66 +405,3 @@ class JetStreamLog:
             self._link.on_reconnect.remove(self._trouble.set)
             await self._acknowledgements.unsubscribe()
             self._acknowledgements = None
-
-
-class LogTail:
-    """What is committed to a log, in order, as it happens: pushed by the broker, fetched where a push is missing."""
-
-    def __init__(self, link: BrokerLink, log: JetStreamLog) -> None:
-        self._link = link
-        self._log = log
-        self._subscription: Any = None
-        self._pushed: deque[StoredBatch] = deque()
-        self._bytes = 0
-        self._arrived = asyncio.Event()
-        self._is_woken = False
-
-    async def next(self, after: int, wait_seconds: float = IDLE_FETCH_SECONDS) -> list[StoredBatch]:
-        """The batches that follow a sequence, as many as there are; none if there are none for a while."""
-        if self._subscription is None:
-            self._subscription = await self._link.subscribe(self._log.names.tail_subject, self._push)
-            return await self._log.fetch(after + 1)
-        found = self._take(after)
-        if not found:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), wait_seconds)
-            except TimeoutError:
-                return await self._log.fetch(after + 1)
-            if self._is_woken:
-                self._is_woken = False
-                return []
-            found = self._take(after)
-        return found or await self._log.fetch(after + 1)
-
-    def wake(self) -> None:
-        """Let `next` return, with nothing if there is nothing. On the link's loop."""
-        self._is_woken = True
-        self._arrived.set()
-
-    async def stop(self) -> None:
-        if self._subscription is not None:
-            await self._subscription.unsubscribe()
-            self._subscription = None
-        self._pushed.clear()
-        self._bytes = 0
-
-    async def _push(self, message: Msg) -> None:
-        headers = message.headers or {}
-        self._pushed.append(_decode(Stored(int(headers["Nats-Sequence"]), headers, message.data)))
-        self._bytes += len(message.data)
-        if self._bytes > TAIL_BYTES_MAX:
-            # Whoever applies them is behind: they are in the log, and will be fetched from there.
-            self._pushed.clear()
-            self._bytes = 0
-        self._arrived.set()
-
-    def _take(self, after: int) -> list[StoredBatch]:
-        found: list[StoredBatch] = []
-        while self._pushed and self._pushed[0].sequence <= after + 1:
-            one = self._pushed.popleft()
-            self._bytes -= len(one.batch.payload)
-            if one.sequence == after + 1:
-                found.append(one)
-                after += 1
-        return found

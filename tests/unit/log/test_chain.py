@@ -7,8 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.log.chain import Chain, StoredBatch
 from millstream.log.interface import LogBatch
-from millstream.log.jetstream_log import LOOK_BACK, Chain, StoredBatch
+from millstream.log.jetstream_log import LOOK_BACK
 
 
 def stored(sequence: int, writer: str, fence: int, first: int, following: int) -> StoredBatch:

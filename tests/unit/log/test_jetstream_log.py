@@ -14,7 +14,8 @@ from millstream.clock import SystemClock
 from millstream.errors import NotLeader
 from millstream.log.broker_link import BrokerLink
 from millstream.log.interface import LogBatch
-from millstream.log.jetstream_log import ACKNOWLEDGE_SECONDS, LOOK_BACK, JetStreamLog, LogTail, LogTrimmed
+from millstream.log.jetstream_log import ACKNOWLEDGE_SECONDS, LOOK_BACK, JetStreamLog, LogTrimmed
+from millstream.log.log_tail import LogTail
 from support.broker import Broker, new_log_name, open_jetstream_log, shared_broker
 from support.logs import LogDriver
 
