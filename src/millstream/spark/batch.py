@@ -19,6 +19,7 @@ from millstream.spark.filters import excludes_bucket, is_supported, narrow
 from millstream.spark.options import ReadOptions
 from millstream.spark.pieces import Partition, RowRules, batches_of, feed_tables, segment_tables
 from millstream.spark.server import Server
+from millstream.spark.worker import settle
 
 
 class BatchReader(DataSourceReader):
@@ -28,6 +29,7 @@ class BatchReader(DataSourceReader):
         self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
+        settle()
         options = self._options
         server = Server(options.connection)
         try:
@@ -46,6 +48,7 @@ class BatchReader(DataSourceReader):
             server.close()
 
     def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
+        settle()
         part, options = cast("Partition", partition), self._options
         layout = layout_of(self._schema, options)
         rules = RowRules(options.bucket, part.wanted, tuple(self._filters))

@@ -85,8 +85,16 @@ class Wanted:
             and self.next_offset.meets(extent.offset_start + 1, extent.offset_end)
         )
 
-    def extents(self, footer: Footer) -> list[Extent]:
-        return [extent for extent in footer.extents if self.has_extent(extent)]
+    def groups(self, segment: SegmentRef, footer: Footer) -> list[int]:
+        """The row groups of a segment that may hold something wanted."""
+        groups = list(range(footer.metadata.num_row_groups))
+        if self.streams is not None or self.prefixes or self.offset != Span() or self.next_offset != Span():
+            groups = sorted({extent.row_group for extent in footer.extents if self.has_extent(extent)})
+        if self.position.holds(segment.first_position, segment.last_position) and self.at_ms.holds(
+            segment.first_at_ms, segment.last_at_ms
+        ):
+            return groups
+        return [group for group in groups if self.has_group(footer, group)]
 
     def has_group(self, footer: Footer, group: int) -> bool:
         """Whether a row group's statistics leave room for anything wanted."""

@@ -8,7 +8,7 @@ read returns, except that the feed no longer has messages of streams that were d
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from millstream.spark.cold_reader import ColdReader, settings_of
@@ -17,7 +17,7 @@ from millstream.spark.options import Bound, ReadOptions
 from millstream.spark.pieces import NOTHING_ALIVE, FeedPiece, Partition, SegmentPiece
 from millstream.spark.server import Cold, Server, Shard
 from millstream.streams.records import SegmentRef
-from millstream.tiers.segments import Footer
+from millstream.tiers.segments import Footer, row_group_start
 
 # The feed is cut at this many positions, so that a long one has several readers.
 FEED_POSITIONS: Final = 250_000
@@ -88,41 +88,39 @@ def segment_pieces(
     chosen = [segment for segment in segments if wanted.has_segment(segment)]
     found: list[tuple[SegmentRef, Footer, list[int], set[int]]] = []
     for segment, footer in zip(chosen, reader.footers(chosen), strict=True):
-        extents = wanted.extents(footer)
-        groups = sorted({one.row_group for one in extents})
-        groups = [group for group in groups if wanted.has_group(footer, group)]
+        groups = wanted.groups(segment, footer)
         if groups:
-            incarnations = {one.incarnation for one in footer.extents if one.row_group in set(groups)}
+            is_chosen = set(groups)
+            incarnations = {one.incarnation for one in footer.extents if one.row_group in is_chosen}
             found.append((segment, footer, groups, incarnations))
     asked = sorted(set().union(*(incarnations for _, _, _, incarnations in found)))
     alive = server.alive(bucket, asked)
     pieces = []
     for segment, footer, groups, incarnations in found:
         earliest = {one: alive.get(one, NOTHING_ALIVE) for one in incarnations if alive.get(one, NOTHING_ALIVE)}
-        for run in _runs(footer, groups, max(options.partition_bytes // PIECES_PER_PARTITION, 1)):
-            pieces.append(SegmentPiece(segment, tuple(run), earliest, _stored_bytes(footer, run)))
+        for run in _runs(segment, footer, groups, max(options.partition_bytes // PIECES_PER_PARTITION, 1)):
+            pieces.append(SegmentPiece(segment, tuple(run.groups), earliest, run.stored_bytes))
     return pieces
 
 
-def _stored_bytes(footer: Footer, groups: Iterable[int]) -> int:
-    total = 0
-    for group in groups:
-        row_group = footer.metadata.row_group(group)
-        total += sum(row_group.column(index).total_compressed_size for index in range(row_group.num_columns))
-    return total
+@dataclass
+class _Run:
+    groups: list[int] = field(default_factory=list)
+    stored_bytes: int = 0
 
 
-def _runs(footer: Footer, groups: list[int], bytes_max: int) -> list[list[int]]:
+def _runs(segment: SegmentRef, footer: Footer, groups: list[int], bytes_max: int) -> list[_Run]:
     """Row groups of one segment in runs that each fit a partition."""
-    runs: list[list[int]] = []
-    size = bytes_max
+    # Row groups lie one behind the other, and the first column of each says where it begins.
+    starts = [row_group_start(footer.metadata, group) for group in range(footer.metadata.num_row_groups)]
+    starts.append(segment.size - segment.footer_bytes)
+    runs: list[_Run] = []
     for group in groups:
-        length = _stored_bytes(footer, [group])
-        if size + length > bytes_max:
-            runs.append([])
-            size = 0
-        runs[-1].append(group)
-        size += length
+        length = starts[group + 1] - starts[group]
+        if not runs or runs[-1].stored_bytes + length > bytes_max:
+            runs.append(_Run())
+        runs[-1].groups.append(group)
+        runs[-1].stored_bytes += length
     return runs
 
 

@@ -35,6 +35,7 @@ from millstream.spark.options import LATEST, Bound, ReadOptions
 from millstream.spark.pieces import FeedPiece, RowRules, batches_of, feed_tables, segment_tables
 from millstream.spark.server import Cold, Server, Shard
 from millstream.spark.times import position_at
+from millstream.spark.worker import settle
 
 logger = logging.getLogger("millstream.spark")
 
@@ -184,6 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- rows, on an executor ----------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
+        settle()
         part = cast("PositionRange", partition)
         options = self._options
         layout = layout_of(self._schema, options)

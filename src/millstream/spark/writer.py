@@ -32,6 +32,7 @@ from millstream.spark.errors import SourceError
 from millstream.spark.options import ARRIVAL, WriteOptions
 from millstream.spark.server import Server
 from millstream.spark.spool import Spool
+from millstream.spark.worker import settle
 
 SENDERS: Final = 8
 GROUPS_WAITING: Final = 64
@@ -112,6 +113,7 @@ class _Writer:
         self._schema = schema
 
     def _write(self, batches: Iterable[arrow.RecordBatch], sink: str, epoch: int) -> Written:
+        settle()
         context = TaskContext.get()
         assert context is not None, "Spark runs writers in tasks"
         producer = producer_id(sink, context.partitionId())
