@@ -153,7 +153,7 @@ class FileLog:
     def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
         # With a window of one the thread is idle whenever an append arrives.
         if may_block and self._sync_average < self._block_seconds_max:
-            self._deliver(done, self._store(batch))
+            done(self._store(batch))
         else:
             self._jobs.put((batch, done))
 

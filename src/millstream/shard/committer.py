@@ -169,21 +169,23 @@ class Committer:
             if batch.encoded:
                 self._last_size = len(batch.entries)
                 self._in_flight.append(batch)
-                self._measure(batch)
+                batch.dispatched_at = monotonic_seconds()
                 is_quiet = self._is_quiet()
                 may_block = is_quiet and len(batch.entries) == 1 and batch.bytes <= BLOCKING_BYTES_MAX
                 log_batch = LogBatch(batch.first, batch.next, encode_batch(batch.encoded))
                 self._log.append(log_batch, self._stored, may_block=may_block)
+                if self._is_scheduled:
+                    break  # it was stored at once, and its answer brought more: that waits for its turn of the loop
             elif self._in_flight:
                 self._in_flight[-1].entries.extend(batch.entries)
             else:
                 self._finish(batch)
         self._weigh()
 
-    def _measure(self, batch: Batch) -> None:
-        batch.dispatched_at = monotonic_seconds()
+    def _measure(self, batch: Batch, seconds: float) -> None:
         self._measures.batch_records.observe(len(batch.encoded))
         self._measures.batch_bytes.observe(batch.bytes)
+        self._measures.commit_seconds.observe(seconds)
 
     def _stored(self, error: MillstreamError | None) -> None:
         if not self._in_flight:
@@ -193,11 +195,13 @@ class Committer:
             self._give_up(error)
             return
         self._in_flight.popleft()
+        seconds = monotonic_seconds() - batch.dispatched_at
         self._weigh()
-        self._measures.commit_seconds.observe(monotonic_seconds() - batch.dispatched_at)
         self.pending_bytes -= batch.bytes
         self._finish(batch)
-        self._schedule()
+        if self._gathering[0].entries:
+            self._schedule()
+        self._measure(batch, seconds)
 
     def _finish(self, batch: Batch) -> None:
         try:

@@ -101,6 +101,38 @@ def test_a_record_takes_a_position_and_one_for_each_message() -> None:
     run(main())
 
 
+class QuickLog(HeldLog):
+    """A log that has answered when `append` returns, as the contract allows where it may block."""
+
+    def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None:
+        super().append(batch, done)
+        self.answer()
+
+
+def test_a_log_that_answers_at_once_leaves_what_its_answer_brings_to_the_next_turn_of_the_loop() -> None:
+    async def main() -> None:
+        bed = Bed()
+        bed.log = bed.committer._log = QuickLog()
+        turns_begun = 0
+        answered_in: list[int] = []
+
+        def answer(left: int) -> None:
+            answered_in.append(turns_begun)
+            if left:
+                bed.committer.submit(Appended(1, 0, 0, [b"x"]), answer, left - 1)
+
+        bed.committer.submit(Appended(1, 0, 0, [b"x"]), answer, 5)
+        for _ in range(20):
+            turns_begun += 1
+            await asyncio.sleep(0)
+        assert len(answered_in) == 6
+        assert answered_in == sorted(set(answered_in)), "the loop had no turn between two of them"
+        assert [batch.first for batch in bed.log.stored] == bed.applied == [1, 3, 5, 7, 9, 11]
+        assert bed.committer.is_idle
+
+    run(main())
+
+
 def test_what_arrives_while_a_batch_is_in_flight_goes_out_as_one_batch_behind_it() -> None:
     async def main() -> None:
         bed = Bed()
