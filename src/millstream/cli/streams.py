@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from millstream.cli.lines import append_lines
@@ -190,6 +192,19 @@ def _append(options: argparse.Namespace) -> int:
             raise with_hint(error, f"create it first: millstream streams create {options.stream}") from None
 
 
+@contextlib.contextmanager
+def _named(stream: str) -> Iterator[None]:
+    """An answer to HEAD has no words: say what was not there."""
+    try:
+        yield
+    except NotFound as error:
+        if error.is_servers:
+            raise
+        raise NotFound(
+            f"stream {stream} does not exist", hint=f"create it first: millstream streams create {stream}"
+        ) from None
+
+
 def _append_once(stream: Stream, options: argparse.Namespace) -> int:
     if options.file is not None:
         data = read_input(options.file)
@@ -228,7 +243,11 @@ def _read(options: argparse.Namespace) -> int:
 
 def _tail(options: argparse.Namespace) -> int:
     output = sys.stdout.buffer
-    with connect(options) as client, client.stream(options.stream).follow(options.offset, options.mode) as following:
+    with (
+        connect(options) as client,
+        _named(options.stream),
+        client.stream(options.stream).follow(options.offset, options.mode) as following,
+    ):
         for chunk in following:
             output.write(encode_chunk(chunk, as_json=options.json))
             output.flush()
@@ -236,7 +255,7 @@ def _tail(options: argparse.Namespace) -> int:
 
 
 def _head(options: argparse.Namespace) -> int:
-    with connect(options) as client:
+    with connect(options) as client, _named(options.stream):
         info = client.stream(options.stream).head()
     if options.json:
         print_json({"stream": options.stream, **info._asdict()})

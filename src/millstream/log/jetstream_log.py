@@ -32,7 +32,7 @@ from millstream.tasks import end
 
 logger = logging.getLogger("millstream.log")
 
-WINDOW_DEFAULT: Final = 4
+WINDOW_DEFAULT: Final = 2
 ACKNOWLEDGE_SECONDS: Final = 1.0
 RESOLVE_PAUSE_SECONDS: Final = 0.1
 CLOSE_SECONDS: Final = 15.0
