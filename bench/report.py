@@ -24,6 +24,7 @@ from bench.peers import Skipped
 
 COLORS = {
     OURS: "#0b6e99",
+    "millstream, memory": "#7fb7d3",
     YARDSTICK: "#b8b8b8",
     "Node, memory": "#8fbf6b",
     "Node, file": "#4f8a3a",

@@ -40,6 +40,7 @@ LEASE_MARGIN: Final = 0.1
 SUCCESSOR_SECONDS: Final = 1.0
 NODE_SECONDS: Final = 1.0
 NODE_GONE_SECONDS: Final = 5.0
+RELEASE_TRIES: Final = 10
 SHARDS_MAX: Final = 1024
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 
@@ -356,13 +357,32 @@ class Membership:
         held = self._held.pop(shard, None)
         self.candidates.discard(shard)
         if held is not None:
-            lease = msgspec.structs.replace(held.lease, released=True, successor=successor)
             try:
-                await self._put(_lease_key(shard), lease, held.revision)
+                await self._give_back(shard, held, successor)
                 await self.link.publish(f"millstream.{self.settings.name}.hurry", b"")
             except MillstreamError as error:
                 logger.info("the lease of shard %d could not be given back, it runs out: %s", shard, error)
             self.on_change()
+
+    async def _give_back(self, shard: int, held: _Held, successor: int | None) -> None:
+        """Mark a lease as released. A renewal may have got through whose answer is still out: its revision counts."""
+        lease = msgspec.structs.replace(held.lease, released=True, successor=successor)
+        revision = held.revision
+        for _ in range(RELEASE_TRIES):
+            try:
+                await self._put(_lease_key(shard), lease, revision)
+                return
+            except BrokerRefusal as refusal:
+                if refusal.number != WRONG_LAST_SEQUENCE:
+                    raise
+            stored = await self.link.last(self._stream, self._subject(_lease_key(shard)))
+            if stored is None or stored.sequence <= revision:
+                await asyncio.sleep(POLL_SECONDS / 4)  # a replica that lags
+            elif msgspec.json.decode(stored.data, type=Lease) == held.lease:
+                revision = stored.sequence
+            else:
+                return  # it is somebody else's by now
+        raise Unavailable("its revision could not be found", code="broker_unavailable")
 
     async def _beat(self) -> None:
         now = self._clock.monotonic()
@@ -392,7 +412,12 @@ class Membership:
     def streams(self) -> list[str]:
         """Everything the cluster keeps at its brokers."""
         logs = [log_names(self.settings.name, shard).stream for shard in range(self.settings.shards)]
-        return [self._stream, *logs]
+        return [self.leases, *logs]
+
+    @property
+    def leases(self) -> str:
+        """The stream that leases and nodes' signs are kept in."""
+        return self._stream
 
     # -- the bucket --------------------------------------------------------------------------------------------
 

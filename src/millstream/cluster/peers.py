@@ -25,18 +25,25 @@ class Peers:
         self._streams = streams
         self._system = system
 
-    async def step_down(self, broker: str) -> None:
-        """Let other brokers lead what this one leads, before it goes: they agree at once, and would wait otherwise."""
-        await asyncio.gather(*(self._step_down(stream, broker) for stream in self._streams))
+    async def step_down(self, broker: str, heirs: Sequence[str], streams: Sequence[str] | None = None) -> None:
+        """Let other brokers lead what this one leads, before it goes: they agree at once, and would wait otherwise.
 
-    async def _step_down(self, stream: str, broker: str) -> None:
+        The first of the heirs that has everything is asked to lead. One that came back a moment ago may say that it
+        has, and still not hear the call: then nobody leads until the others miss a leader, which takes seconds.
+        """
+        await asyncio.gather(*(self._step_down(stream, broker, heirs) for stream in streams or self._streams))
+
+    async def _step_down(self, stream: str, broker: str, heirs: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STEP_DOWN_SECONDS
         try:
             info = await self._link.ask(self._link.info(stream, STEP_DOWN_SECONDS))
             if _leader(info) != broker or not _replicas(info):
                 return
-            await self._link.ask(self._link.call(f"STREAM.LEADER.STEPDOWN.{stream}", {}, STEP_DOWN_SECONDS))
+            current = {one["name"] for one in info["cluster"]["replicas"] if one.get("current")}
+            heir = next((one for one in heirs if one in current), None)
+            wish = {"placement": {"preferred": heir}} if heir is not None else {}
+            await self._link.ask(self._link.call(f"STREAM.LEADER.STEPDOWN.{stream}", wish, STEP_DOWN_SECONDS))
             while _leader(info) in ("", broker) and loop.time() < deadline:
                 await asyncio.sleep(0.02)
                 info = await self._link.ask(self._link.info(stream, STEP_DOWN_SECONDS))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -81,6 +81,7 @@ class Replica:
         self.known_sequence = self.known_position = 0
         self._leave = asyncio.Event()
         self._successor: int | None = None
+        self._before_release: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Any] = []
         self.on_outdated: Callable[[], None] = lambda: None
@@ -133,11 +134,16 @@ class Replica:
         await self._link.ask(self._unsubscribe())
         await self.shard.stop(timeout_seconds)
 
-    async def hand_over(self, successor: int | None) -> None:
-        """Give the lease away and wait until this node has stopped leading."""
+    async def hand_over(
+        self, successor: int | None, before_release: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Give the lease away and wait until this node has stopped leading.
+
+        `before_release` runs while nobody writes: what was accepted is stored, and the successor has not begun.
+        """
         if self.role == "following":
             return
-        self._successor = successor
+        self._successor, self._before_release = successor, before_release
         self._membership.candidates.discard(self.number)
         self._leave.set()
         deadline = self._clock.monotonic() + DRAIN_SECONDS + 1.0
@@ -213,7 +219,7 @@ class Replica:
         """Fence the log, serve until the lease is lost or given away, and end what was begun."""
         await self._link.ask(self._tail.stop())
         self._leave.clear()
-        self._successor = None
+        self._successor = self._before_release = None
         generation = self._membership.generation(self.number)
         if generation == 0:
             return
@@ -233,6 +239,8 @@ class Replica:
         await self.shard.committer.drain()
         self.log.resign()
         logger.info("no longer leading shard %d", self.number)
+        if self._before_release is not None:
+            await self._before_release()
         await self._link.ask(self._membership.release(self.number, self._successor))
 
     # -- freshness and touches -----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ HEADER_BYTES: Final = 4096
 BATCH_BYTES_MAX: Final = 1 << 20
 
 EXPECTED: Final = "Nats-Expected-Last-Sequence"
+ELECTED: Final = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED"
 
 
 class LogNames(NamedTuple):
@@ -121,7 +122,7 @@ class JetStreamLog:
         self._in_flight: deque[_Entry] = deque()
         self._trims: deque[int] = deque(maxlen=keep_trims + 1)
         self._deliver: Callable[..., object] = lambda *args: None
-        self._acknowledgements: Any = None
+        self._subscriptions: list[Any] = []
         self._inbox = ""
         self._outgoing: asyncio.Queue[_Entry] = asyncio.Queue()
         self._trouble = asyncio.Event()
@@ -229,9 +230,12 @@ class JetStreamLog:
         self._link.wait(self._start())
 
     async def _start(self) -> None:
-        if self._acknowledgements is None:
+        if not self._subscriptions:
             self._inbox = self._link.client.new_inbox()
-            self._acknowledgements = await self._link.subscribe(f"{self._inbox}.>", self._acknowledged)
+            self._subscriptions = [
+                await self._link.subscribe(f"{self._inbox}.>", self._acknowledged),
+                await self._link.subscribe(f"{ELECTED}.{self.names.stream}", self._elected),
+            ]
             self._tasks = [
                 asyncio.get_running_loop().create_task(self._send_forever()),
                 asyncio.get_running_loop().create_task(self._resolve_forever()),
@@ -287,6 +291,11 @@ class JetStreamLog:
                 entry.is_stored = True
                 break
         self._confirm()
+
+    async def _elected(self, message: Msg) -> None:
+        """Another broker leads the log. What was on its way to the last one may be lost, so it is looked into."""
+        if self._in_flight:
+            self._trouble.set()
 
     def _confirm(self) -> None:
         while self._in_flight and self._in_flight[0].is_stored:
@@ -401,7 +410,8 @@ class JetStreamLog:
             await asyncio.sleep(0.01)
         await end(*self._tasks)
         self._tasks = []
-        if self._acknowledgements is not None:
+        if self._subscriptions:
             self._link.on_reconnect.remove(self._trouble.set)
-            await self._acknowledgements.unsubscribe()
-            self._acknowledgements = None
+            for subscription in self._subscriptions:
+                await subscription.unsubscribe()
+            self._subscriptions = []

@@ -467,14 +467,24 @@ class ClusterNode:
             slot.replica.is_retired = True
         assert self._membership is not None
         heirs = [node for node in self._membership.view.active if node != self._membership.sign.node]
+        await self._step_down([self._membership.leases])
         await asyncio.gather(
             *(
-                slot.replica.hand_over(heirs[slot.replica.number % len(heirs)] if heirs else None)
+                # Between two leaders the log's broker may change unnoticed; under one, what it was told last is lost.
+                slot.replica.hand_over(
+                    heirs[slot.replica.number % len(heirs)] if heirs else None,
+                    before_release=partial(self._step_down, [slot.replica.log.names.stream]),
+                )
                 for slot in self._slots
             )
         )
-        if self._broker is not None and self._peers is not None:
-            await self._peers.step_down(self._broker_name())
+        await self._step_down()
+
+    async def _step_down(self, streams: list[str] | None = None) -> None:
+        if self._broker is not None and self._peers is not None and self._membership is not None:
+            signs = sorted(self._membership.view.nodes.values(), key=lambda sign: sign.beat, reverse=True)
+            longest_up_first = [sign.broker for sign in signs if sign.node != self._membership.sign.node]
+            await self._peers.step_down(self._broker_name(), longest_up_first, streams)
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop following, and stop the broker last: the others can do without us by then."""

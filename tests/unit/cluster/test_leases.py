@@ -126,6 +126,20 @@ def test_a_lease_that_is_given_back_goes_to_its_successor_at_once(members: tuple
     assert not one.membership.holds(0)
 
 
+def test_a_lease_is_given_back_though_the_answer_to_its_last_renewal_was_lost(members: tuple[Member, Member]) -> None:
+    one, two = members
+    one.membership.candidates.add(0)
+    assert soon(lambda: one.membership.holds(0))
+    lease = one.membership.view.leases[0] if soon(lambda: 0 in one.membership.view.leases) else None
+    revision = one.link.wait(one.membership._put("lease.0000", lease), 10.0)  # stored, and nobody was told
+    one.link.wait(one.membership.release(0, 2), 10.0)
+    stored = one.link.wait(one.link.last(one.membership.leases, one.membership._subject("lease.0000")), 10.0)
+    assert stored is not None and stored.sequence > revision
+    two.membership.candidates.add(0)
+    assert soon(lambda: two.membership.holds(0)), "without waiting for it to run out: the clocks stand still"
+    assert not one.membership.holds(0)
+
+
 def test_a_node_with_other_settings_than_the_cluster_is_refused(members: tuple[Member, Member]) -> None:
     name = members[0].membership.settings.name
     stranger = Member(name, 3, shards=4)
