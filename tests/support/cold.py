@@ -93,9 +93,10 @@ def stats(client: httpx.Client) -> dict[str, Any]:
 
 
 def is_flushed(client: httpx.Client) -> bool:
-    """Whether everything that has happened is cold."""
+    """Whether everything that has happened is cold, and the catalog says so too."""
     now = stats(client)
-    return now["flushed_position"] >= now["last_position"] and now["flush_backlog_bytes"] == 0
+    is_sealed = now["flushed_position"] >= now["last_position"] and now["flush_backlog_bytes"] == 0
+    return is_sealed and not now["flush_in_progress"]
 
 
 def wait_until_flushed(client: httpx.Client, *, released: bool = False, seconds: float = SECONDS) -> None:

@@ -28,6 +28,7 @@ class StatsApi:
             "segment_count": totals.segments,
             "flush_backlog_bytes": shard.hot.unflushed_bytes,
             "flush_count": shard.flusher.flush_count,
+            "flush_in_progress": shard.flusher.lock.locked(),
             "flush_failure": shard.flusher.failure,
             "backpressure": reason is not None,
             "backpressure_reason": reason,
