@@ -146,8 +146,9 @@ def _measure_reads(
         for turn in range(plan.rounds):
             for (case, column), way in list(ways.items()) if turn % 2 == 0 else reversed(ways.items()):
                 record(results.cell(case, column), lambda way=way: _read(way(), messages))
-                rate = results.cell(case, column).samples[-1]["megabytes_per_second"]
-                progress(f"spark: round {turn + 1} of {plan.rounds}: {case}: {column} {rate:,.0f} MB/s")
+                for sample in results.cell(case, column).samples[-1:]:
+                    rate = sample["megabytes_per_second"]
+                    progress(f"spark: round {turn + 1} of {plan.rounds}: {case}: {column} {rate:,.0f} MB/s")
     for case in (feed_case, http_case):
         results.cells.setdefault(case, {})[OURS] = results.cell(parquet_case, OURS)
 

@@ -182,27 +182,20 @@ def _append(options: argparse.Namespace) -> int:
         raise InvalidRequest("DATA and --file exclude each other")
     if options.data is None and options.file is None and not options.close:
         raise InvalidRequest("there is nothing to append", hint="give DATA, --file FILE, or - for standard input")
-    with connect(options) as client:
+    with connect(options) as client, _existing(options.stream):
         stream = client.stream(options.stream)
-        try:
-            if options.lines:
-                return append_lines(client, stream, options)
-            return _append_once(stream, options)
-        except NotFound as error:
-            raise with_hint(error, f"create it first: millstream streams create {options.stream}") from None
+        return append_lines(client, stream, options) if options.lines else _append_once(stream, options)
 
 
 @contextlib.contextmanager
-def _named(stream: str) -> Iterator[None]:
-    """An answer to HEAD has no words: say what was not there."""
+def _existing(stream: str) -> Iterator[None]:
+    """Where a stream must be there already: say how to make it, and which it was, for answers to HEAD have no words."""
     try:
         yield
     except NotFound as error:
-        if error.is_servers:
-            raise
-        raise NotFound(
-            f"stream {stream} does not exist", hint=f"create it first: millstream streams create {stream}"
-        ) from None
+        if not error.is_servers:
+            error = NotFound(f"stream {stream} does not exist")
+        raise with_hint(error, f"create it first: millstream streams create {stream}") from None
 
 
 def _append_once(stream: Stream, options: argparse.Namespace) -> int:
@@ -245,7 +238,7 @@ def _tail(options: argparse.Namespace) -> int:
     output = sys.stdout.buffer
     with (
         connect(options) as client,
-        _named(options.stream),
+        _existing(options.stream),
         client.stream(options.stream).follow(options.offset, options.mode) as following,
     ):
         for chunk in following:
@@ -255,7 +248,7 @@ def _tail(options: argparse.Namespace) -> int:
 
 
 def _head(options: argparse.Namespace) -> int:
-    with connect(options) as client, _named(options.stream):
+    with connect(options) as client, _existing(options.stream):
         info = client.stream(options.stream).head()
     if options.json:
         print_json({"stream": options.stream, **info._asdict()})

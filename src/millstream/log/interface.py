@@ -28,11 +28,10 @@ class Log(Protocol):
     found torn at the end is cut and reported in `notices`. `append` calls `done` on the caller's loop, later, in the
     order of the appends, with None once the batch is durable, or with an error. It does not block, unless the caller
     says by `may_block` that it has nothing else to do and the storage has been quick lately; then `done` may have been
-    called when `append` returns. After `Unavailable`
-    nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log accepts nothing
-    more, and after `NotLeader` nothing until it is started again. `trim` forgets batches that end at or before a
-    position; calling it twice is harmless. A batch should hold no more than `batch_bytes_max`, unless a single record
-    does.
+    called when `append` returns. After `Unavailable` nothing of the batch is in the log and later appends may succeed;
+    after `OutcomeUnknown` the log accepts nothing more, and after `NotLeader` nothing until it is started again. `trim`
+    forgets batches that end at or before a position; calling it twice is harmless. A batch should hold no more than
+    `batch_bytes_max`, unless a single record does.
     """
 
     window: int
