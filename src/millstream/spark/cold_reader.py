@@ -24,7 +24,7 @@ from millstream.spark.options import ColdRoot
 from millstream.spark.server import Store
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings, open_store
-from millstream.tiers.segments import SCHEMA, Footer, decode_footer
+from millstream.tiers.segments import SCHEMA, Footer, chunk_start, decode_footer
 
 BUNCH_BYTES: Final = 2 << 20  # small enough to stay in the processor's cache until it is sent on
 GAP_BYTES: Final = 256 << 10  # a hole smaller than this is fetched with what surrounds it
@@ -155,9 +155,7 @@ def _ranges(metadata: parquet.FileMetaData, groups: list[int], columns: list[str
         row_group = metadata.row_group(group)
         for index in indexes:
             column = row_group.column(index)
-            start = column.data_page_offset
-            if column.dictionary_page_offset is not None:
-                start = min(start, column.dictionary_page_offset)
+            start = chunk_start(column)
             pieces.append(_Range(start, start + column.total_compressed_size))
     merged: list[_Range] = []
     for piece in sorted(pieces):

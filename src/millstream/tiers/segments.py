@@ -178,17 +178,18 @@ def row_group_range(metadata: parquet.FileMetaData, group: int) -> tuple[int, in
     starts, ends = [], []
     for index in range(row_group.num_columns):
         column = row_group.column(index)
-        starts.append(_chunk_start(column))
+        starts.append(chunk_start(column))
         ends.append(starts[-1] + column.total_compressed_size)
     return min(starts), max(ends)
 
 
 def row_group_start(metadata: parquet.FileMetaData, group: int) -> int:
     """Where in the file a row group begins."""
-    return _chunk_start(metadata.row_group(group).column(0))
+    return chunk_start(metadata.row_group(group).column(0))
 
 
-def _chunk_start(column: parquet.ColumnChunkMetaData) -> int:
+def chunk_start(column: parquet.ColumnChunkMetaData) -> int:
+    """Where in the file a column of a row group begins: with its dictionary, if it has one."""
     if column.dictionary_page_offset is None:
         return int(column.data_page_offset)
     return int(min(column.data_page_offset, column.dictionary_page_offset))
