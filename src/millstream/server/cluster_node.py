@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from millstream.clock import Clock, SystemClock
 from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
 from millstream.cluster.membership import Membership, NodeSign, Settings
@@ -27,6 +25,7 @@ from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
 from millstream.server.app import Application
 from millstream.server.cluster_admin import ClusterAdmin
 from millstream.server.cluster_app import AllSubscriptions, ClusterApplication, Slot
+from millstream.server.cluster_checks import check_cluster, claim_directory
 from millstream.server.forwarding import Forwarder
 from millstream.server.gate import Gate
 from millstream.server.limits import read_limits
@@ -53,52 +52,17 @@ RESTORE_ATTEMPTS: Final = 5
 RECORD_MARGIN_BYTES: Final = 64 << 10
 
 
-class Identity(msgspec.Struct):
-    """Whose data directory this is."""
-
-    cluster: str
-    node_id: int
-
-
-def check_cluster(config: Config) -> None:
-    """Refuse what cannot work, before anything is touched."""
-    cluster, server = config.cluster, config.server
-    if config.cold.backend in ("fs", "memory"):
-        raise ConfigurationError(
-            f"cold.backend is {config.cold.backend!r}, which the nodes of a cluster cannot share",
-            hint="use s3, gcs or azure: every node must be able to read what another has flushed",
-        )
-    if not cluster.nats_url and not cluster.secret:
-        raise ConfigurationError(
-            "cluster.secret is not set: the brokers would let anybody in",
-            hint='set the same secret on every node, for instance secret = "$MILLSTREAM_SECRET"',
-        )
-    if not cluster.nats_url and cluster.replicas > len(cluster.routes) + 1:
-        raise ConfigurationError(
-            f"cluster.replicas is {cluster.replicas}, but cluster.routes names {len(cluster.routes)} other nodes",
-            hint="list the other nodes' cluster.listen in cluster.routes, or lower cluster.replicas",
-        )
-    files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
-    if cluster.nats_url and bool(cluster.tls_certificate) != bool(cluster.tls_key):
-        raise ConfigurationError("TLS with a certificate needs both cluster.tls_certificate and cluster.tls_key")
-    if not cluster.nats_url and any(files) and not all(files):
-        raise ConfigurationError(
-            "TLS between brokers needs all of cluster.tls_certificate, cluster.tls_key and cluster.tls_authority"
-        )
-    if not server.advertise and server.listen[0] in ("0.0.0.0", "::"):
-        raise ConfigurationError(
-            f"server.listen is {server.listen[0]}:{server.listen[1]}, which is no address to send clients to",
-            hint="set server.advertise to the HOST:PORT by which others reach this node",
-        )
-
-
 class ClusterNode:
     def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
         check_cluster(config)
         self.config = config
         self._clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
-        self._check_identity()
+        try:
+            claim_directory(config)
+        except ConfigurationError:
+            self._directory.release()
+            raise
         self.notices: list[str] = []
         self._broker: Broker | None = None
         self._link: BrokerLink | None = None
@@ -111,28 +75,6 @@ class ClusterNode:
         self._metrics = Metrics()
         self._limits = read_limits(config)
         self.on_removed: Callable[[], None] = lambda: None
-
-    def _check_identity(self) -> None:
-        """A data directory belongs to one node of one cluster, for ever."""
-        path = self.config.server.data_dir / "node.json"
-        ours = Identity(self.config.cluster.name, self.config.server.node_id)
-        if (self.config.server.data_dir / "log").exists():
-            raise ConfigurationError(
-                f"the data directory {self.config.server.data_dir} belongs to a server of its own",
-                hint="start the cluster with an empty one",
-            )
-        try:
-            found = msgspec.json.decode(path.read_bytes(), type=Identity)
-        except FileNotFoundError:
-            path.write_bytes(msgspec.json.encode(ours))
-            return
-        if found != ours:
-            self._directory.release()
-            raise ConfigurationError(
-                f"the data directory {path.parent} belongs to node {found.node_id} of cluster {found.cluster!r}, not to"
-                f" node {ours.node_id} of {ours.cluster!r}",
-                hint="correct server.node_id or cluster.name, or use another data directory",
-            )
 
     # -- starting ----------------------------------------------------------------------------------------------
 

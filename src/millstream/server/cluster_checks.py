@@ -1,0 +1,70 @@
+"""What a node of a cluster refuses to start with: settings that cannot work, and another node's data directory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.config import Config
+from millstream.errors import ConfigurationError
+
+
+class Identity(msgspec.Struct):
+    """Whose data directory this is."""
+
+    cluster: str
+    node_id: int
+
+
+def check_cluster(config: Config) -> None:
+    """Refuse what cannot work, before anything is touched."""
+    cluster, server = config.cluster, config.server
+    if config.cold.backend in ("fs", "memory"):
+        raise ConfigurationError(
+            f"cold.backend is {config.cold.backend!r}, which the nodes of a cluster cannot share",
+            hint="use s3, gcs or azure: every node must be able to read what another has flushed",
+        )
+    if not cluster.nats_url and not cluster.secret:
+        raise ConfigurationError(
+            "cluster.secret is not set: the brokers would let anybody in",
+            hint='set the same secret on every node, for instance secret = "$MILLSTREAM_SECRET"',
+        )
+    if not cluster.nats_url and cluster.replicas > len(cluster.routes) + 1:
+        raise ConfigurationError(
+            f"cluster.replicas is {cluster.replicas}, but cluster.routes names {len(cluster.routes)} other nodes",
+            hint="list the other nodes' cluster.listen in cluster.routes, or lower cluster.replicas",
+        )
+    files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
+    if cluster.nats_url and bool(cluster.tls_certificate) != bool(cluster.tls_key):
+        raise ConfigurationError("TLS with a certificate needs both cluster.tls_certificate and cluster.tls_key")
+    if not cluster.nats_url and any(files) and not all(files):
+        raise ConfigurationError(
+            "TLS between brokers needs all of cluster.tls_certificate, cluster.tls_key and cluster.tls_authority"
+        )
+    if not server.advertise and server.listen[0] in ("0.0.0.0", "::"):
+        raise ConfigurationError(
+            f"server.listen is {server.listen[0]}:{server.listen[1]}, which is no address to send clients to",
+            hint="set server.advertise to the HOST:PORT by which others reach this node",
+        )
+
+
+def claim_directory(config: Config) -> None:
+    """A data directory belongs to one node of one cluster, for ever."""
+    directory = config.server.data_dir
+    path = directory / "node.json"
+    ours = Identity(config.cluster.name, config.server.node_id)
+    if (directory / "log").exists():
+        raise ConfigurationError(
+            f"the data directory {directory} belongs to a server of its own",
+            hint="start the cluster with an empty one",
+        )
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Identity)
+    except FileNotFoundError:
+        path.write_bytes(msgspec.json.encode(ours))
+        return
+    if found != ours:
+        raise ConfigurationError(
+            f"the data directory {directory} belongs to node {found.node_id} of cluster {found.cluster!r}, not to"
+            f" node {ours.node_id} of {ours.cluster!r}",
+            hint="correct server.node_id or cluster.name, or use another data directory",
+        )
