@@ -15,8 +15,9 @@ Runs on the broker link's loop; `holds`, `view` and `candidates` are for the ser
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -40,7 +41,7 @@ LEASE_MARGIN: Final = 0.1
 SUCCESSOR_SECONDS: Final = 1.0
 NODE_SECONDS: Final = 1.0
 NODE_GONE_SECONDS: Final = 5.0
-RELEASE_TRIES: Final = 10
+RELEASE_SECONDS: Final = 2.0
 SHARDS_MAX: Final = 1024
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 
@@ -119,7 +120,7 @@ class Membership:
         self._seen: dict[str, Seen] = {}
         self._held: dict[int, _Held] = {}
         self._beaten_at = float("-inf")
-        self._polled = asyncio.Event()
+        self._changed = asyncio.Event()
         # Shards whose lease this node would take: the server fills it, the link's loop reads it.
         self.candidates: set[int] = set()
         self.view = View({}, {}, {})
@@ -168,7 +169,9 @@ class Membership:
         await self._poll()
         loop = asyncio.get_running_loop()
         await self.link.subscribe(f"millstream.{self.settings.name}.hurry", self._hurry)
-        self._tasks = [loop.create_task(self._renew_forever()), loop.create_task(self._run_forever())]
+        self._changed.set()
+        steps = ((self._renew, POLL_SECONDS / 2), (self._look, 0.0), (self._beat, POLL_SECONDS / 2))
+        self._tasks = [loop.create_task(self._repeat(step, seconds)) for step, seconds in steps]
 
     async def _found(self) -> Settings | None:
         try:
@@ -221,36 +224,29 @@ class Membership:
         await end(*self._tasks)
         self._tasks = []
 
-    async def _renew_forever(self) -> None:
-        """Apart from everything else: nothing that is slow may keep a lease from being renewed."""
+    async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Each in a task of its own: a lease must be renewed, or taken, while another answer is waited for."""
         while True:
             try:
-                await self._renew()
-            except Exception:
-                # A defect, or a value another version wrote. Ending here would lose leases that are in order.
-                logger.exception("leases could not be renewed")
-            await asyncio.sleep(POLL_SECONDS / 2)
-
-    async def _run_forever(self) -> None:
-        while True:
-            try:
-                await self._poll()
-                await self._take()
-                await self._beat()
+                await step()
             except MillstreamError as error:
                 logger.debug("membership: %s", error)
             except Exception:
-                # The same: a node that stops looking would follow a leader that is long gone.
+                # A defect, or a value another version wrote. Ending here would lose leases that are in order, and a
+                # node that stops looking would follow a leader that is long gone.
                 logger.exception("membership failed")
-            self._polled.clear()
-            try:
-                await asyncio.wait_for(self._polled.wait(), POLL_SECONDS)
-            except TimeoutError:
-                continue
+            await asyncio.sleep(seconds)
+
+    async def _look(self) -> None:
+        """Soon, or at once where something has changed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+        self._changed.clear()
+        await self._poll()
+        await self._take()
 
     async def _hurry(self, message: Msg) -> None:
-        """Something has changed: look at once."""
-        self._polled.set()
+        self._changed.set()
 
     async def _renew(self) -> None:
         due = self._lease_seconds / RENEWALS_PER_LEASE
@@ -262,10 +258,11 @@ class Membership:
         held = self._held[shard]
         started = self._clock.monotonic()
         try:
-            # A slow answer still counts from when it was asked for; giving up early would throw it away.
-            revision = await self._put(_lease_key(shard), held.lease, held.revision, self._lease_seconds)
+            # One that gets lost while the brokers change their leader must not cost the whole lease.
+            seconds = 2 * self._lease_seconds / RENEWALS_PER_LEASE
+            revision = await self._put(_lease_key(shard), held.lease, held.revision, seconds)
         except BrokerRefusal as refusal:
-            if refusal.number == WRONG_LAST_SEQUENCE:
+            if refusal.number in WRONG_LAST_SEQUENCE:
                 await self._find_out(shard, held)
             return
         except Unavailable:
@@ -365,24 +362,24 @@ class Membership:
             self.on_change()
 
     async def _give_back(self, shard: int, held: _Held, successor: int | None) -> None:
-        """Mark a lease as released. A renewal may have got through whose answer is still out: its revision counts."""
+        """Mark a lease as released. A renewal may be under way, or have got through unnoticed: its revision counts."""
         lease = msgspec.structs.replace(held.lease, released=True, successor=successor)
         revision = held.revision
-        for _ in range(RELEASE_TRIES):
+        deadline = self._clock.monotonic() + RELEASE_SECONDS
+        while True:
             try:
                 await self._put(_lease_key(shard), lease, revision)
                 return
-            except BrokerRefusal as refusal:
-                if refusal.number != WRONG_LAST_SEQUENCE:
+            except (BrokerRefusal, Unavailable):
+                if self._clock.monotonic() >= deadline:
                     raise
             stored = await self.link.last(self._stream, self._subject(_lease_key(shard)))
             if stored is None or stored.sequence <= revision:
-                await asyncio.sleep(POLL_SECONDS / 4)  # a replica that lags
+                await asyncio.sleep(POLL_SECONDS / 4)  # the renewal is not stored yet, or a replica lags
             elif msgspec.json.decode(stored.data, type=Lease) == held.lease:
                 revision = stored.sequence
             else:
-                return  # it is somebody else's by now
-        raise Unavailable("its revision could not be found", code="broker_unavailable")
+                return  # given back already, without an answer, or somebody else's by now
 
     async def _beat(self) -> None:
         now = self._clock.monotonic()

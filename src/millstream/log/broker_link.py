@@ -42,7 +42,8 @@ FETCH_MESSAGES: Final = 256
 
 NOT_AVAILABLE: Final = 10008
 STREAM_NOT_FOUND: Final = 10059
-WRONG_LAST_SEQUENCE: Final = 10071
+# The second where what came before it is still being stored.
+WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
 
 class BrokerSettings(NamedTuple):

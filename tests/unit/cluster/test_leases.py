@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from millstream.cluster.membership import Membership, NodeSign, Settings
 from millstream.errors import ConfigurationError
-from millstream.log.broker_link import BrokerLink
+from millstream.log.broker_link import BrokerLink, BrokerRefusal
 from support.broker import new_log_name, shared_broker
 
 pytestmark = pytest.mark.timeout(60)
@@ -138,6 +141,47 @@ def test_a_lease_is_given_back_though_the_answer_to_its_last_renewal_was_lost(me
     two.membership.candidates.add(0)
     assert soon(lambda: two.membership.holds(0)), "without waiting for it to run out: the clocks stand still"
     assert not one.membership.holds(0)
+
+
+def test_a_lease_is_given_back_though_a_renewal_is_just_being_stored(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = members
+    one.membership.candidates.add(0)
+    assert soon(lambda: one.membership.holds(0))
+    store, refusals = one.link.store, [10164, 10163, 10164]  # only replicas have such a moment
+
+    async def busy(*arguments: Any) -> int:
+        if refusals:
+            raise BrokerRefusal("wrong last sequence", refusals.pop())
+        return await store(*arguments)
+
+    monkeypatch.setattr(one.link, "store", busy)
+    one.link.wait(one.membership.release(0, 2), 10.0)
+    two.membership.candidates.add(0)
+    assert soon(lambda: two.membership.holds(0)), "without waiting for it to run out: the clocks stand still"
+
+
+def test_a_lease_is_taken_while_a_sign_of_life_finds_no_answer(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = members
+    one.membership.candidates.add(0)
+    assert soon(lambda: one.membership.holds(0))
+    store, unanswered = two.link.store, threading.Event()
+
+    async def lost(subject: str, *arguments: Any) -> int:
+        if ".node." in subject:
+            unanswered.set()
+            await asyncio.sleep(60.0)
+        return await store(subject, *arguments)
+
+    monkeypatch.setattr(two.link, "store", lost)
+    two.membership.announce(ready=True)
+    assert unanswered.wait(5.0)
+    two.membership.candidates.add(0)
+    one.link.wait(one.membership.release(0, 2), 10.0)
+    assert soon(lambda: two.membership.holds(0))
 
 
 def test_a_node_with_other_settings_than_the_cluster_is_refused(members: tuple[Member, Member]) -> None:
