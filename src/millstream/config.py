@@ -97,6 +97,10 @@ def _addresses(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(_address(part) for part in parts)
 
 
+def _optional_address(value: object) -> tuple[str, int] | None:
+    return _address(value) if value else None
+
+
 def _cluster_name(value: object) -> str:
     if re.fullmatch(r"[a-z0-9-]{0,32}", str(value)) is None:
         raise ValueError
@@ -139,6 +143,7 @@ SOME_SIZE: Final = Kind(_at_least_one(_size), "a size such as 8MiB, more than no
 SOME_TIME: Final = Kind(_at_least_one(_duration), "a duration such as 500ms or 30s, more than nothing")
 AT_LEAST_ONE: Final = Kind(_at_least_one(_count), "a whole number, 1 or more")
 ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
+OPTIONAL_ADDRESS: Final = Kind(_optional_address, "HOST:PORT such as 10.0.0.1:6437, or nothing")
 PATH: Final = Kind(_path, "a path")
 ADDRESSES: Final = Kind(_addresses, 'addresses such as ["10.0.0.2:6437", "10.0.0.3:6437"]')
 CLUSTER_NAME: Final = Kind(_cluster_name, "up to 32 of a-z, 0-9 and -")
@@ -331,7 +336,10 @@ class ClusterSection:
 
     name: str = setting("", CLUSTER_NAME, "The cluster this node belongs to; empty for a server of its own.")
     listen: tuple[str, int] = setting("127.0.0.1:6437", ADDRESS, "Where this node's broker accepts the others'.")
-    routes: tuple[tuple[str, int], ...] = setting("", ADDRESSES, "The other nodes' `cluster.listen`.")
+    advertise: tuple[str, int] | None = setting(
+        "", OPTIONAL_ADDRESS, "Where the others' brokers reach this node's, if it is not `cluster.listen`."
+    )
+    routes: tuple[tuple[str, int], ...] = setting("", ADDRESSES, "The other nodes' `cluster.listen` or `advertise`.")
     bootstrap_node_id: int = setting("1", AT_LEAST_ONE, "The node that may begin the cluster; the others wait for it.")
     shards: int = setting("1", AT_LEAST_ONE, "Into how many parts buckets are divided; fixed once it has begun.")
     replicas: int = setting("3", AT_LEAST_ONE, "How many brokers hold each log; fixed once it has begun.")

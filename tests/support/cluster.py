@@ -1,7 +1,7 @@
 """A real cluster for tests: nodes as processes, each with its broker, over one S3 server.
 
-Between the brokers of different nodes runs a TCP proxy, so that a test can cut a node off without touching the
-machine's network: bytes stop flowing in both directions, as when a cable is pulled, and connections stay open.
+In front of each broker may be a TCP proxy, so that a test can cut a node off without touching the machine's network:
+bytes stop flowing in both directions, as when a cable is pulled, and connections stay open.
 """
 
 from __future__ import annotations
@@ -35,33 +35,39 @@ START_SECONDS = 60.0
 SECRET = "a secret of the tests"
 
 
-class Link:
-    """A TCP proxy in front of one node's broker, for one other node. `cut` lets nothing through."""
+class Cable:
+    """What all brokers of a cluster are joined by; `cut` pulls a node out."""
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self) -> None:
+        self.cut: frozenset[int] = frozenset()
+
+
+class Socket:
+    """A TCP proxy in front of one node's broker: the others know no other address of it."""
+
+    def __init__(self, cable: Cable, number: int, target: tuple[str, int]) -> None:
+        self._cable = cable
+        self._number = number
         self._target = target
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listening.getsockname()
-        self._is_cut = threading.Event()
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._pairs: dict[tuple[socket.socket, socket.socket], int | None] = {}
         self._stopped = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut(self) -> None:
-        self._is_cut.set()
-
-    def mend(self) -> None:
-        """Traffic flows again; connections from before have lost bytes and are dropped."""
-        for pair in self._pairs:
-            for one in pair:
-                one.close()
-        self._pairs.clear()
-        self._is_cut.clear()
+    def drop(self, numbers: frozenset[int]) -> None:
+        """Connections of nodes that were cut off have lost bytes: they end."""
+        for pair, caller in list(self._pairs.items()):
+            if self._number in numbers or caller is None or caller in numbers:
+                for one in pair:
+                    one.close()
 
     def stop(self) -> None:
         self._stopped.set()
         self._listening.close()
-        self.mend()
+        for pair in list(self._pairs):
+            for one in pair:
+                one.close()
 
     def _accept(self) -> None:
         while not self._stopped.is_set():
@@ -72,7 +78,7 @@ class Link:
             threading.Thread(target=self._serve, args=(near,), daemon=True).start()
 
     def _serve(self, near: socket.socket) -> None:
-        while self._is_cut.is_set():
+        while self._cable.cut:  # nobody knows yet who is calling
             time.sleep(0.05)
         try:
             far = socket.create_connection(self._target, 5.0)
@@ -80,23 +86,34 @@ class Link:
             near.close()
             return
         pair = (near, far)
-        self._pairs.append(pair)
+        self._pairs[pair] = None
         try:
-            while True:
-                ready, _, _ = select.select(pair, (), (), 0.2)
-                if self._is_cut.is_set():
-                    time.sleep(0.05)
-                    continue
-                for one in ready:
-                    data = one.recv(65_536)
-                    if not data:
-                        return
-                    (far if one is near else near).sendall(data)
+            self._carry(near, far)
         except (OSError, ValueError):
             return
         finally:
+            del self._pairs[pair]
             near.close()
             far.close()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        caller, said = None, b""
+        while True:
+            ready, _, _ = select.select((near, far), (), (), 0.2)
+            while cut := self._cable.cut:
+                if self._number not in cut and caller is not None and caller not in cut:
+                    break
+                time.sleep(0.05)
+            for one in ready:
+                data = one.recv(65_536)
+                if not data:
+                    return
+                if one is near and caller is None:
+                    # A broker that calls introduces itself: "server_name":"tests-2".
+                    said += data
+                    if (match := re.search(rb'"server_name":"[^"]*-(\d+)"', said)) is not None:
+                        caller = self._pairs[near, far] = int(match[1])
+                (far if one is near else near).sendall(data)
 
 
 class NodeProcess:
@@ -218,27 +235,27 @@ class Cluster:
         self._extra = environment or {}
         self._command = command
         self._ports = {number: free_ports(2) for number in range(1, nodes + 1)}
-        # links[a, b] carries what the broker of a sends to that of b and back.
-        self.links: dict[tuple[int, int], Link] = {}
+        self._cable = Cable()
+        self._sockets: dict[int, Socket] = {}
         if proxied:
-            for near in self._ports:
-                for far in self._ports:
-                    if near != far:
-                        self.links[near, far] = Link(("127.0.0.1", self._ports[far][1]))
+            self._sockets = {
+                number: Socket(self._cable, number, ("127.0.0.1", ports[1])) for number, ports in self._ports.items()
+            }
         self.nodes: dict[int, NodeProcess] = {number: self._node(number) for number in self._ports}
 
     def _node(self, number: int) -> NodeProcess:
         port, cluster_port = self._ports[number]
-        routes = [
-            self.links[number, other].address if (number, other) in self.links else ("127.0.0.1", ports[1])
+        addresses = {
+            other: self._sockets[other].address if other in self._sockets else ("127.0.0.1", ports[1])
             for other, ports in self._ports.items()
-            if other != number
-        ]
+        }
+        advertise = "{}:{}".format(*addresses[number])
+        routes = [f"{host}:{port}" for other, (host, port) in addresses.items() if other != number]
         configuration = (
             f'version = 1\n[server]\nnode_id = {number}\nlisten = "127.0.0.1:{port}"\n'
             f'data_dir = "{self.directory / f"node{number}"}"\n'
             f'[cluster]\nname = "tests"\nlisten = "127.0.0.1:{cluster_port}"\n'
-            f"routes = {json.dumps([f'{host}:{port}' for host, port in routes])}\n"
+            f'advertise = "{advertise}"\nroutes = {json.dumps(routes)}\n'
             f"forward = {json.dumps(number in self._forwarding)}\n"
             f'bootstrap_node_id = 1\nshards = {self.shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
             f"{self._cluster_settings}"
@@ -270,13 +287,13 @@ class Cluster:
         return self
 
     def cut_off(self, number: int) -> None:
-        for pair, link in self.links.items():
-            if number in pair:
-                link.cut()
+        self._cable.cut = frozenset([number])
 
     def mend(self) -> None:
-        for link in self.links.values():
-            link.mend()
+        """Traffic flows again; connections from before have lost bytes and are dropped."""
+        for one in self._sockets.values():
+            one.drop(self._cable.cut)
+        self._cable.cut = frozenset()
 
     @property
     def urls(self) -> list[str]:
@@ -350,8 +367,8 @@ class Cluster:
             if node.is_running:
                 node.resume()
             node.kill_all()
-        for link in self.links.values():
-            link.stop()
+        for one in self._sockets.values():
+            one.stop()
 
 
 def _as_toml(settings: tuple[str, ...]) -> str:

@@ -50,6 +50,7 @@ class BrokerPlan(NamedTuple):
     routes: Sequence[Address]
     secret: str
     payload_bytes: int
+    advertise: Address | None = None
     certificate: str = ""
     key: str = ""
     authority: str = ""
@@ -85,7 +86,9 @@ def render_configuration(plan: BrokerPlan, directory: Path, port: int) -> str:
             "cluster {",
             f"  name: {_text(plan.cluster)}",
             f"  listen: {_text(_joined(plan.listen))}",
-            # Brokers connect where the configuration says, not where another one believes to have been reached.
+            # Brokers tell each other of a third one, and connect to it where it says that it is.
+            *([f"  advertise: {_text(_joined(plan.advertise))}"] if plan.advertise is not None else []),
+            # Clients are not told of any other: each node has its own.
             "  no_advertise: true",
             # A broker that is cut off is noticed within seconds; until then requests may be sent its way.
             f"  ping_interval: {_text(f'{PING_SECONDS}s')}, ping_max: {PINGS_MAX}",

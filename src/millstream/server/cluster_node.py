@@ -182,6 +182,7 @@ class ClusterNode:
             cluster.routes,
             cluster.secret,
             self.config.http.body_bytes_max + RECORD_MARGIN_BYTES,
+            cluster.advertise,
             cluster.tls_certificate,
             cluster.tls_key,
             cluster.tls_authority,

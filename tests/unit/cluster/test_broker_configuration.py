@@ -35,6 +35,14 @@ def test_tls_between_brokers_verifies_both_sides() -> None:
     assert 'cert_file: "/c.pem"' in text and "verify: true" in text
 
 
+def test_other_brokers_are_told_another_address_only_if_one_is_set() -> None:
+    assert " advertise:" not in render_configuration(PLAN, Path("/data/broker"), 5000)
+    text = render_configuration(PLAN._replace(advertise=("broker.example", 7000)), Path("/data/broker"), 5000)
+    assert '  advertise: "broker.example:7000"' in text
+    assert configured("cluster.advertise=broker.example:7000").cluster.advertise == ("broker.example", 7000)
+    assert configured().cluster.advertise is None
+
+
 def test_buckets_keep_their_shards() -> None:
     """Part of the stored format: these may never change."""
     assert [shard_of(name, 1024) for name in ("load", "_default", "chat", "größe")] == [29, 418, 682, 393]
