@@ -21,6 +21,7 @@ import pyarrow.compute as compute
 
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
+from millstream.tiers.columns import integers
 from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
 from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
@@ -177,7 +178,7 @@ def _kept_rows(table: arrow.Table, extents: list[Extent], part: Part) -> tuple[a
     rows = array("q")
     for first, stop in pieces:
         rows.extend(range(first, stop))
-    return table.take(arrow.Array.from_buffers(arrow.int64(), len(rows), [None, arrow.py_buffer(rows)])), lengths
+    return table.take(integers(rows)), lengths
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def _taken(table: arrow.Table, group: list[_Run]) -> arrow.Table:
     rows = array("q")
     for _, first, count in group:
         rows.extend(range(first, first + count))
-    return table.take(arrow.Array.from_buffers(arrow.int64(), len(rows), [None, arrow.py_buffer(rows)]))
+    return table.take(integers(rows))
 
 
 def _batch(part: Part, taken: arrow.Table) -> arrow.RecordBatch:
@@ -244,7 +245,7 @@ def _batch(part: Part, taken: arrow.Table) -> arrow.RecordBatch:
     columns: list[arrow.Array] = []
     for field in SCHEMA:
         if field.name == "bucket":
-            indexes = arrow.Array.from_buffers(arrow.int32(), rows, [None, arrow.py_buffer(bytes(4 * rows))])
+            indexes = integers(array("i", [0]) * rows, arrow.int32())
             columns.append(arrow.DictionaryArray.from_arrays(indexes, arrow.array([part.bucket])))
         elif field.name == "shard":
             columns.append(arrow.repeat(arrow.scalar(part.shard, arrow.int32()), rows))

@@ -27,8 +27,9 @@ from millstream.tasks import end
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier
+from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.manifests import Manifest, Replacement
+from millstream.tiers.segment_encoder import streams_of
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -42,8 +43,7 @@ class _Generation(NamedTuple):
     dirty: dict[int, Stream]
     removed: dict[int, StreamKey]
     freed_blobs: list[str]
-    unflushed: set[int]
-    unflushed_bytes: int
+    unflushed: Unflushed
 
 
 class CatalogFollower:
@@ -83,8 +83,7 @@ class CatalogFollower:
                 machine.dirty = {i: s for i, s in one.dirty.items() if i not in machine.removed} | machine.dirty
                 machine.removed = one.removed | machine.removed
                 machine.freed_blobs = one.freed_blobs + machine.freed_blobs
-                hot.unflushed |= {incarnation for incarnation in one.unflushed if incarnation in hot.tails}
-                hot.unflushed_bytes += one.unflushed_bytes
+                hot.put_back(one.unflushed)
             self._generations.clear()
             machine.frozen, machine.removing = {}, {}
 
@@ -92,12 +91,9 @@ class CatalogFollower:
         """A flush was sealed by the record at this position: a generation ends."""
         machine, hot = self._machine, self._hot
         self._generations.append(
-            _Generation(
-                position, machine.dirty, machine.removed, machine.freed_blobs, hot.unflushed, hot.unflushed_bytes
-            )
+            _Generation(position, machine.dirty, machine.removed, machine.freed_blobs, hot.take_unflushed())
         )
         machine.dirty, machine.removed, machine.freed_blobs = {}, {}, []
-        hot.unflushed, hot.unflushed_bytes = set(), 0
         self._show_generations()
         self._noticed.set()
 
@@ -187,10 +183,13 @@ class CatalogFollower:
             self._machine.replaced = [
                 one for one in self._machine.replaced if (one.replaced, one.segments) not in brought
             ]
-            concerned = {incarnation for one in self._generations for incarnation in one.unflushed}
-            settled = self._settled(checkpoint.position)
-            for _ in settled:
+            concerned: dict[int, None] = {}
+            for one in list(self._generations):
+                streams = await loop.run_in_executor(self._flusher.thread, streams_of, one.unflushed)
+                concerned.update(dict.fromkeys(streams))
+            for one in self._settled(checkpoint.position):
                 self._generations.popleft()
+                self._hot.forget(one.unflushed)
             self._show_generations()
             await self._flusher.release(checkpoint.position, concerned)
 

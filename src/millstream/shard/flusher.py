@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -27,8 +27,8 @@ from millstream.errors import MillstreamError
 from millstream.log.interface import Log
 from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
-from millstream.shard.freezing import SLICE_STREAMS, Frozen, freeze, gather, thaw
-from millstream.shard.segmenting import encode, reference, segments_of
+from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze, thaw
+from millstream.shard.segmenting import reference, segments
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentSealed, SegmentsReplaced
 from millstream.tiers.blobs import Blobs
@@ -45,6 +45,7 @@ from millstream.tiers.manifests import (
     encode_notes,
     manifest_format,
 )
+from millstream.tiers.segment_encoder import streams_of
 
 logger = logging.getLogger("millstream.flush")
 
@@ -98,7 +99,7 @@ class Flusher:
         # Every object this process has written: whatever else tells of it, none of them is a leftover.
         self.made: set[str] = set()
         # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
-        self._kept: deque[tuple[int, set[int]]] = deque()
+        self._kept: deque[tuple[int, Iterable[int]]] = deque()
         self._last_flush_ms = clock.now_ms()
         self.failure: str | None = None
         self.flush_count = 0
@@ -143,7 +144,7 @@ class Flusher:
     def _is_due(self) -> bool:
         if self._committer.failure is not None:
             return False  # nothing can be committed any more
-        if self._hot.unflushed_bytes >= self._limits.flush_bytes:
+        if self._hot.unflushed.bytes >= self._limits.flush_bytes:
             return True
         if self._hot.bytes > self._limits.pressure_bytes and self._hot.unflushed:
             return True
@@ -179,7 +180,7 @@ class Flusher:
             frozen = freeze(self._machine, self._hot, self._journals, first_position, position)
             removed_segments, self.removed_segments = self.removed_segments, []
             try:
-                await gather(frozen, self._machine, self._hot)
+                await encode_rows(frozen, self._machine)
                 flush, manifest = await self._store(frozen, removed_segments)
                 await self._seal(frozen, flush, manifest)
                 await self._commit(frozen)
@@ -191,7 +192,10 @@ class Flusher:
             finally:
                 self._machine.removing = {}
                 self._machine.frozen = {}
-            await self.release(frozen.position, frozen.incarnations)
+            loop = asyncio.get_running_loop()
+            concerned = await loop.run_in_executor(self.thread, streams_of, frozen.unflushed)
+            self._hot.forget(frozen.unflushed)
+            await self.release(frozen.position, concerned)
             await self._delete_freed_blobs(frozen)
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
@@ -206,26 +210,25 @@ class Flusher:
 
     async def _store(self, frozen: Frozen, removed_segments: list[str]) -> tuple[SealedFlush, str]:
         """Put everything that is new into the object store; returns it with the name of its manifest."""
-        segments: list[SealedSegment] = []
+        sealed: list[SealedSegment] = []
         written: list[str] = []
 
-        async def put(path: str, data: bytes | memoryview) -> str:
+        async def put(path: str, data: bytes | memoryview) -> None:
             written.append(path)
             self.made.add(path)
             await self._cold.objects.put(path, data)
-            return path
 
         try:
-            async for bucket, runs in segments_of(frozen.runs):
-                encoded = await encode(bucket, self._shard, runs, self.thread)
-                first, random = encoded.info.first_position, self._clock.random_bytes(8)
-                path = await put(segment_path(bucket, runs[0].times[0], self._shard, first, random), encoded.data)
-                segments.append(SealedSegment(reference(path, encoded), encoded.extents))
+            async for encoded in segments(frozen, self._shard, self.thread):
+                info, random = encoded.info, self._clock.random_bytes(8)
+                path = segment_path(info.bucket, info.first_at_ms, self._shard, info.first_position, random)
+                await put(path, encoded.data)
+                sealed.append(SealedSegment(reference(path, encoded), encoded.extents))
             notes = ""
             if frozen.notes:
                 notes = notes_path(self._shard, frozen.position, self._clock.random_bytes(8))
                 await put(notes, encode_notes(frozen.notes))
-            flush = SealedFlush(frozen.position, frozen.first_position, notes, segments)
+            flush = SealedFlush(frozen.position, frozen.first_position, notes, sealed)
             manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
             await put(manifest, encode_manifest(self._manifest(frozen, flush, removed_segments)))
         except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
@@ -328,7 +331,7 @@ class Flusher:
 
     # -- letting go ------------------------------------------------------------------------------------------
 
-    async def release(self, position: int, incarnations: set[int]) -> None:
+    async def release(self, position: int, incarnations: Iterable[int]) -> None:
         """The catalog has what these streams held before a position: let go of the oldest that memory is short of."""
         self._kept.append((position, incarnations))
         while self._kept and self._hot.bytes > self._limits.keep_bytes:

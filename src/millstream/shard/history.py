@@ -12,7 +12,7 @@ import asyncio
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as arrow
@@ -22,6 +22,7 @@ import pyarrow.parquet as parquet
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
+from millstream.tiers.columns import integer, integers
 from millstream.tiers.segments import overlaps, whole
 
 WINDOW_BYTES: Final = 16 << 20
@@ -152,7 +153,7 @@ class History:
         table = self._cold.read_columns(segment, metadata, group, _COLUMNS)
         positions = table.column("position")
         is_wanted = compute.and_(
-            compute.greater_equal(positions, _integers([first])[0]), compute.less(positions, _integers([until])[0])
+            compute.greater_equal(positions, integer(first)), compute.less(positions, integer(until))
         )
         at = table.schema.get_field_index("appended_at")
         table = table.set_column(at, "appended_at", table.column(at).cast(arrow.int64()))
@@ -170,13 +171,7 @@ def _lowest(tables: list[arrow.Table]) -> arrow.Table:
     lengths = compute.binary_length(table.column("payload")).cast(arrow.int64())
     # What a row takes besides its payload counts too: of very small messages it is nearly everything.
     besides = (table.nbytes - compute.sum(lengths).as_py()) // table.num_rows
-    sums = compute.cumulative_sum(compute.add(lengths, _integers([besides])[0]))
-    kept = max(compute.sum(compute.less_equal(sums, _integers([WINDOW_BYTES])[0])).as_py(), 1)
+    sums = compute.cumulative_sum(compute.add(lengths, integer(besides)))
+    kept = max(compute.sum(compute.less_equal(sums, integer(WINDOW_BYTES))).as_py(), 1)
     # A copy of their own: a slice would keep all the others in memory.
-    return table.take(_integers(range(kept)))
-
-
-def _integers(values: Iterable[int]) -> arrow.Array:
-    """From a buffer: `arrow.array` of Python values would import pandas, which takes a second."""
-    data = array("q", values)
-    return arrow.Array.from_buffers(arrow.int64(), len(data), [None, arrow.py_buffer(data)])
+    return table.take(integers(array("q", range(kept))))

@@ -19,6 +19,7 @@ exactly the log up to `position`, and the cold tier covers exactly that.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -54,6 +55,7 @@ from millstream.tiers.catalog_rows import (
     u32,
     u64,
 )
+from millstream.tiers.columns import binaries, integers, numbers, order_of
 from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
 from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream, Replacement, manifest_format
 from millstream.tiers.segments import Extent
@@ -172,10 +174,7 @@ class Catalog:
                 yield True
             for blob in checkpoint.freed_blobs:
                 transaction.delete(blob, db=self._blobs)
-            for streams in batched(checkpoint.streams, SLICE_ROWS):
-                for stream in streams:
-                    self._put_stream(transaction, stream)
-                yield True
+            yield from self._put_streams(transaction, checkpoint.streams)
             for name, row in checkpoint.singletons.items():
                 transaction.put(name, row, db=self._singletons)
             yield False
@@ -186,12 +185,22 @@ class Catalog:
             transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
         self.position = checkpoint.position
 
-    def _put_stream(self, transaction: Any, stream: ManifestStream) -> None:
+    def _put_streams(self, transaction: Any, streams: Sequence[ManifestStream]) -> Iterator[bool]:
+        # In the order of the tree: neighbours share a page, and it is found and copied once.
+        order = _order(binaries([stream.name for stream in streams]))
+        with transaction.cursor(db=self._streams) as cursor:
+            for some in batched(order, SLICE_ROWS):
+                chosen = [streams[index] for index in some]
+                cursor.putmulti([(stream.name, stream.row) for stream in chosen])
+                for stream in chosen:
+                    # An incarnation keeps its name, and the catalog has it since the checkpoint after its creation.
+                    if stream.incarnation >= self.position or stream.expires or stream.blob is not None:
+                        self._put_references(transaction, stream)
+                yield True
+
+    def _put_references(self, transaction: Any, stream: ManifestStream) -> None:
         if stream.blob is not None:
             transaction.put(stream.blob, b"", db=self._blobs)
-        transaction.put(stream.name, stream.row, db=self._streams)
-        if stream.incarnation < self.position and not stream.expires:
-            return  # an incarnation keeps its name, and the catalog has it since the checkpoint after its creation
         incarnation = u64(stream.incarnation)
         transaction.put(incarnation, stream.name, overwrite=False, db=self._incarnations)
         if stream.expires:
@@ -205,15 +214,25 @@ class Catalog:
             numbers.append(number)
             row = SegmentRow(segment, segment.payload_bytes)
             transaction.put(u32(number), encode_row(row), db=self._segments)
-            for some in batched(extents, SLICE_ROWS):
-                for extent in some:
-                    # The fields of an `ExtentRow`; there may be as many as messages.
-                    where = (extent.offset_end, number, extent.row_group, extent.row_start, extent.rows)
-                    key = pack_pair(extent.incarnation, extent.offset_start)
-                    transaction.put(key, encode_row(where), db=self._extents)
-                yield True
+            yield from self._put_extents(transaction, number, extents)
         row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)
         transaction.put(u64(flush.through), encode_row(row_of_flush), db=self._flushes)
+
+    def _put_extents(self, transaction: Any, number: int, extents: Sequence[Extent]) -> Iterator[bool]:
+        """There may be as many as messages; the values are the fields of an `ExtentRow`."""
+        order = _order(integers(array("q", [extent.incarnation for extent in extents])))
+        with transaction.cursor(db=self._extents) as cursor:
+            for some in batched(order, SLICE_ROWS):
+                cursor.putmulti(
+                    [
+                        (
+                            pack_pair(one.incarnation, one.offset_start),
+                            encode_row((one.offset_end, number, one.row_group, one.row_start, one.rows)),
+                        )
+                        for one in map(extents.__getitem__, some)
+                    ]
+                )
+                yield True
 
     def _last_segment(self, transaction: Any) -> int:
         with transaction.cursor(db=self._segments) as cursor:
@@ -464,6 +483,11 @@ class Catalog:
 
     def close(self) -> None:
         self._environment.close()
+
+
+def _order(column: Any) -> list[int]:
+    order: list[int] = numbers(order_of(column), "Q").tolist()
+    return order
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

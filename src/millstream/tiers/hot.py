@@ -3,6 +3,9 @@
 Messages are kept whole, in offset order, with where each ends, its position and its time in flat arrays beside
 them: 65 bytes of overhead a message. Reads find their start by bisection and hand out the stored objects, so a
 byte is copied only when a response is joined.
+
+What the cold tier does not have yet is kept a second time, as columns in the order of the log: a flush of very many
+streams then goes through a few long arrays, and not through every stream's own, each of which lies somewhere else.
 """
 
 from __future__ import annotations
@@ -10,11 +13,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 # What a message costs beyond its payload: the bytes object, its slot, and three array entries.
 MESSAGE_OVERHEAD_BYTES: Final = 65
+# The same for the columns of what is not cold yet: five array entries and a slot.
+UNFLUSHED_OVERHEAD_BYTES: Final = 48
 TAIL_OVERHEAD_BYTES: Final = 400
+
+_EMPTY: Final = array("q")  # a copy of it is made in half the time of a new one
 
 
 Messages = Sequence[bytes | memoryview]
@@ -59,19 +67,15 @@ class HotTail:
     def __init__(self, start: int) -> None:
         self.start = start
         self.messages: list[bytes] = []
-        self.ends = array("q")
-        self.positions = array("q")
-        self.times = array("q")
+        self.ends = _EMPTY[:]
+        self.positions = _EMPTY[:]
+        self.times = _EMPTY[:]
 
     def read(self, offset: int, limit: int, bytes_max: int, *, at_least_one: bool = True) -> Run:
         """The whole messages whose end lies beyond `offset`, up to `limit` and `bytes_max`."""
         first, stop = select(self.ends, self.start, 0, len(self.ends), offset, limit, bytes_max, at_least_one)
         start = self.message_start(first)
         return Run(start, self.ends[stop - 1] if stop > first else start, self.messages[first:stop])
-
-    def between(self, first_position: int, position: int) -> range:
-        """The indexes of the messages with positions from the first up to but not including the second."""
-        return range(bisect_left(self.positions, first_position), bisect_left(self.positions, position))
 
     def is_boundary(self, offset: int) -> bool:
         if offset == self.start:
@@ -98,15 +102,40 @@ class HotTail:
         return self.ends[index - 1] if index else self.start
 
 
+class Unflushed:
+    """Messages that the cold tier does not have yet, as columns in the order of the log."""
+
+    __slots__ = ("bytes", "ends", "incarnations", "messages", "positions", "starts", "times")
+
+    def __init__(self) -> None:
+        self.incarnations = array("q")
+        self.starts = array("q")
+        self.ends = array("q")
+        self.positions = array("q")
+        self.times = array("q")
+        self.messages: list[bytes] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def extend(self, later: Unflushed) -> None:
+        self.incarnations += later.incarnations
+        self.starts += later.starts
+        self.ends += later.ends
+        self.positions += later.positions
+        self.times += later.times
+        self.messages += later.messages
+        self.bytes += later.bytes
+
+
 class HotTier:
     """All hot tails of a shard and what they cost together."""
 
     def __init__(self) -> None:
         self.tails: dict[int, HotTail] = {}
         self.bytes = 0
-        # The incarnations that have messages the cold tier does not have yet, and how much that is.
-        self.unflushed: set[int] = set()
-        self.unflushed_bytes = 0
+        self.unflushed = Unflushed()
         # All that was ever published here.
         self.published_bytes = 0
         self.published_messages = 0
@@ -117,19 +146,48 @@ class HotTier:
         if tail is None:
             tail = self.tails[incarnation] = HotTail(offset)
             self.bytes += TAIL_OVERHEAD_BYTES
-        start = offset
-        for message in messages:
-            offset += len(message)
-            position += 1
-            tail.messages.append(message)
-            tail.ends.append(offset)
-            tail.positions.append(position)
-            tail.times.append(at_ms)
-        self.bytes += offset - start + MESSAGE_OVERHEAD_BYTES * len(messages)
-        self.unflushed_bytes += offset - start
-        self.published_bytes += offset - start
-        self.published_messages += len(messages)
-        self.unflushed.add(incarnation)
+        unflushed, count = self.unflushed, len(messages)
+        if count == 1:
+            end = offset + len(messages[0])
+            unflushed.incarnations.append(incarnation)
+            unflushed.starts.append(offset)
+            for columns in (tail, unflushed):
+                columns.messages.append(messages[0])
+                columns.ends.append(end)
+                columns.positions.append(position + 1)
+                columns.times.append(at_ms)
+        else:
+            bounds = array("q", accumulate(map(len, messages), initial=offset))
+            end, ends = bounds[-1], bounds[1:]
+            positions, times = array("q", range(position + 1, position + 1 + count)), array("q", [at_ms]) * count
+            unflushed.incarnations += array("q", [incarnation]) * count
+            unflushed.starts += bounds[:-1]
+            for columns in (tail, unflushed):
+                columns.messages += messages
+                columns.ends += ends
+                columns.positions += positions
+                columns.times += times
+        size = end - offset
+        unflushed.bytes += size
+        self.bytes += size + (MESSAGE_OVERHEAD_BYTES + UNFLUSHED_OVERHEAD_BYTES) * count
+        self.published_bytes += size
+        self.published_messages += count
+
+    def take_unflushed(self) -> Unflushed:
+        """What is to be flushed now. It costs memory until it is put back or forgotten."""
+        taken, self.unflushed = self.unflushed, Unflushed()
+        return taken
+
+    def put_back(self, taken: Unflushed) -> None:
+        """It could not be flushed: it is still to be."""
+        merged = Unflushed()  # of its own: somebody may still look at the columns taken, and then they cannot grow
+        merged.extend(taken)
+        merged.extend(self.unflushed)
+        self.unflushed = merged
+
+    def forget(self, taken: Unflushed) -> None:
+        """It is cold now, or of streams that are gone."""
+        self.bytes -= UNFLUSHED_OVERHEAD_BYTES * len(taken)
 
     def trim(self, incarnation: int, offset: int) -> None:
         """Let go of the messages that end at or before an offset."""

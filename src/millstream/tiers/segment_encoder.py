@@ -1,24 +1,26 @@
-"""Encoding a segment: runs of messages become row groups, one after another.
+"""Encoding segments: messages in the order of the log become rows in the order of segments, and those row groups.
 
-Making columns is Python's work and compressing them is not. `encoding` therefore says what it does step by step: the
-one it does itself, a slice between two steps, the other it hands out. Whoever drives it lets requests in between the
-slices and does the rest on a thread; `encode_segment` just does everything.
+Everything is done to columns. What Arrow does to them needs no interpreter and is for a thread; the little that Python
+has to do with each stream and each message is cut into slices, so that whoever drives it (`shard/segmenting.py`) lets
+requests in between. `encoding` therefore says what it does step by step.
 """
 
 from __future__ import annotations
 
 import zlib
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from itertools import accumulate, chain, repeat
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as arrow
+import pyarrow.compute as compute
 
 from millstream.protocol.keys import StreamKey
+from millstream.tiers.columns import binaries, integer, integers, numbers, order_of, runs, texts
+from millstream.tiers.hot import Unflushed
 from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
@@ -29,20 +31,30 @@ from millstream.tiers.segments import (
     footer_bytes,
 )
 
-SLICE_RUNS: Final = 256
+SEGMENT_BYTES: Final = 64 << 20
+# So many messages, however small, are put in order at a time: about a hundred bytes of memory for each.
+SLAB_ROWS: Final = 1 << 19
+SLICE_PIECES: Final = 1024
+DAY_MS: Final = 86_400_000
+_NEVER: Final = (1 << 63) - 1
 
 
-class StreamRun(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive messages of one incarnation, on their way into a segment; the arrays run in parallel."""
+class Slab(NamedTuple):
+    """Messages that are put in order together: a stretch of the log, no more than one segment holds."""
 
-    key: StreamKey
-    incarnation: int
-    content_type: str
-    start: int
-    messages: list[bytes]
-    ends: array[int]
-    positions: array[int]
-    times: array[int]
+    messages: Unflushed
+    first: int
+    stop: int
+    numbers: arrow.Array  # for each message, which of the streams below it belongs to
+    incarnations: list[int]
+
+
+class Part(NamedTuple):
+    """The rows of one segment."""
+
+    bucket: str
+    first: int
+    stop: int
 
 
 class EncodedSegment(NamedTuple):
@@ -59,165 +71,182 @@ Encoding = Generator[Step | None, None, EncodedSegment]
 """Yields work that needs no interpreter, or None where others may have a turn; returns the segment."""
 
 
-def order(run: StreamRun) -> tuple[str, int, int]:
-    """How the runs of a segment are sorted."""
-    return run.key.stream, run.incarnation, run.start
-
-
-def encode_segment(bucket: str, shard: int, runs: Iterable[StreamRun]) -> EncodedSegment:
-    """One bucket's runs, in any order, as a segment."""
-    steps = encoding(bucket, shard, sorted(runs, key=order))
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as finished:
-            encoded: EncodedSegment = finished.value
-            return encoded
-        if step is not None:
-            step()
-
-
-def encoding(bucket: str, shard: int, runs: Iterable[StreamRun]) -> Encoding:
-    """One bucket's runs, in order, as a segment; large streams get several row groups, small ones share one."""
-    sink = arrow.BufferOutputStream()
-    writer = SegmentWriter(sink, bucket, shard)
-    bounds = _Bounds()
-    group = _Columns()
-    for count, run in enumerate(runs, 1):
-        first, rows = 0, len(run.ends)
-        while first < rows:
-            first = group.take(run, first)
-            if first < rows or group.is_full:
-                yield _write(writer, bounds, group, bucket, shard)
-                group = _Columns()
-        if count % SLICE_RUNS == 0:
-            yield None
-    if group.messages:
-        yield _write(writer, bounds, group, bucket, shard)
-    finished: list[EncodedSegment] = []
-    yield lambda: finished.append(_finish(writer, sink, bounds, bucket))
-    return finished[0]
-
-
-def _write(writer: SegmentWriter, bounds: _Bounds, group: _Columns, bucket: str, shard: int) -> Step:
-    bounds.include(group)
-    writer.describe(group.pieces)
-    return partial(writer.write_batch, group.batch(bucket, shard))
-
-
-def _finish(writer: SegmentWriter, sink: Any, bounds: _Bounds, bucket: str) -> EncodedSegment:
-    info = writer.close((bounds.first_position, bounds.last_position), (bounds.first_at_ms, bounds.last_at_ms))
-    data = memoryview(sink.getvalue()).cast("B")
-    size = footer_bytes(data[-8:], bucket)
-    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, writer.extents)
-
-
-class _Bounds:
-    """The positions and times that a segment spans."""
+class Owners:
+    """The streams of a slab's messages, in the order of its numbers."""
 
     def __init__(self) -> None:
-        self.first_position = self.first_at_ms = 1 << 63
-        self.last_position = self.last_at_ms = 0
+        self.streams: list[str] = []
+        self.incarnations = array("q")
+        self.buckets: dict[str, int] = {}
+        self.content_types: dict[str, int] = {}
+        self._bucket, self._content_type = array("i"), array("i")
+        self._earliest = array("q")
 
-    def include(self, group: _Columns) -> None:
-        self.first_position = min(self.first_position, min(group.positions))
-        self.last_position = max(self.last_position, max(group.positions))
-        self.first_at_ms = min(self.first_at_ms, min(group.times))
-        self.last_at_ms = max(self.last_at_ms, max(group.times))
+    def add(self, key: StreamKey, incarnation: int, content_type: str, earliest: int) -> None:
+        """A stream, of which the messages that end beyond `earliest` count."""
+        self.streams.append(key.stream)
+        self.incarnations.append(incarnation)
+        self._bucket.append(self.buckets.setdefault(key.bucket, len(self.buckets)))
+        self._content_type.append(self.content_types.setdefault(content_type, len(self.content_types)))
+        self._earliest.append(earliest)
+
+    def add_gone(self, incarnation: int) -> None:
+        """A stream that was deleted: none of its messages count."""
+        self.add(StreamKey("", ""), incarnation, "", _NEVER)
+
+    def columns(self) -> OwnerColumns:
+        streams, incarnations = texts(self.streams), integers(self.incarnations)
+        buckets = integers(self._bucket, arrow.int32())
+        return OwnerColumns(
+            streams,
+            incarnations,
+            buckets,
+            texts(list(self.content_types)).take(integers(self._content_type, arrow.int32())),
+            integers(self._earliest),
+            order_of(order_of(buckets, streams, incarnations)),  # sorting a permutation inverts it
+        )
 
 
-class _Columns:
-    """A row group that is being gathered; a piece is what it has of one run."""
+class OwnerColumns(NamedTuple):
+    streams: arrow.Array
+    incarnations: arrow.Array
+    buckets: arrow.Array
+    content_types: arrow.Array
+    earliest: arrow.Array
+    ranks: arrow.Array  # the place of each by bucket, stream and incarnation
 
-    def __init__(self) -> None:
-        self.messages: list[bytes] = []
-        self.pieces: list[tuple[str, int, int, int, int]] = []  # as `SegmentWriter.describe` wants them
-        self.positions, self.times = array("q"), array("q")
-        self._starts, self._ends = array("q"), array("q")
-        self._content_types: list[str] = []
-        self._bytes = 0
 
-    @property
-    def is_full(self) -> bool:
-        return self._bytes >= ROW_GROUP_BYTES or len(self.messages) >= ROW_GROUP_ROWS
+def streams_of(messages: Unflushed) -> list[int]:
+    """The incarnations that messages belong to, each once."""
+    incarnations: list[int] = numbers(integers(messages.incarnations).unique()).tolist()
+    return incarnations
 
-    def take(self, run: StreamRun, first: int) -> int:
-        """Take messages from the first on, as many as there is room for; returns the one to go on with."""
-        start = run.ends[first - 1] if first else run.start
-        stop = self._fitting(run, first, start)
-        if stop == first:
-            return first
-        end = run.ends[stop - 1]
-        if stop - first == 1:
-            self.messages.append(run.messages[first])
-            self._starts.append(start)
-            self._ends.append(end)
-            self.positions.append(run.positions[first])
-            self.times.append(run.times[first])
-        else:
-            self.messages += run.messages[first:stop]
-            self._starts.append(start)
-            self._starts += run.ends[first : stop - 1]
-            self._ends += run.ends[first:stop]
-            self.positions += run.positions[first:stop]
-            self.times += run.times[first:stop]
-        self.pieces.append((run.key.stream, run.incarnation, start, end, stop - first))
-        self._content_types.append(run.content_type)
-        self._bytes += end - start
-        return stop
 
-    def _fitting(self, run: StreamRun, first: int, start: int) -> int:
-        """Up to which message the run fits; into an empty row group always one."""
-        rows, room = len(run.ends), ROW_GROUP_BYTES - self._bytes
-        rows_max = first + ROW_GROUP_ROWS - len(self.messages)
-        if run.ends[-1] - start <= room and rows <= rows_max:
-            return rows
-        least = first if self.messages else first + 1
-        return min(max(bisect_right(run.ends, start + room, first), least), rows_max)
+def slabs(messages: Unflushed, first_position: int, position: int) -> Iterator[Slab]:
+    """The messages between two positions, the first included, in pieces that are no larger than a segment."""
+    first, stop = bisect_left(messages.positions, first_position), bisect_left(messages.positions, position)
+    through = _through(integers(messages.starts), integers(messages.ends))
+    while first < stop:
+        until = _cut(through, first, stop, SEGMENT_BYTES, SLAB_ROWS)
+        encoded = integers(messages.incarnations).slice(first, until - first).dictionary_encode()
+        yield Slab(messages, first, until, encoded.indices, numbers(encoded.dictionary).tolist())
+        first = until
 
-    def batch(self, bucket: str, shard: int) -> arrow.RecordBatch:
-        rows = len(self.messages)
-        if rows == len(self.pieces):
-            which = None
-        else:
-            lengths = enumerate(piece[4] for piece in self.pieces)
-            numbers = chain.from_iterable(repeat(number, length) for number, length in lengths)
-            which = _integers(array("i", numbers), arrow.int32())  # for each row, the piece it belongs to
 
-        def spread(column: arrow.Array) -> arrow.Array:
-            """One value for each piece, repeated for each of its rows."""
-            return column if which is None else column.take(which)
+def _through(starts: arrow.Array, ends: arrow.Array) -> memoryview[int]:
+    """For each row, how many bytes there are up to its end."""
+    return numbers(compute.cumulative_sum(compute.subtract(ends, starts)))
 
-        zeros = _integers(array("i", [0]) * rows, arrow.int32())
-        if len(set(self._content_types)) == 1:
-            content_types = _texts(self._content_types[:1]).take(zeros)
-        else:
-            content_types = spread(_texts(self._content_types))
+
+def _cut(through: memoryview[int], first: int, stop: int, size: int, rows: int) -> int:
+    """Up to which row a piece goes that is no larger than it should be, but for a single row that is larger itself."""
+    begin = through[first - 1] if first else 0
+    return min(max(bisect_right(through, begin + size, first, stop), first + 1), first + rows, stop)
+
+
+class Arranged:
+    """The messages of a slab in the order of segments: by day and bucket, then stream, incarnation and offset."""
+
+    def __init__(self, slab: Slab, owners: Owners) -> None:
+        messages, first, count = slab.messages, slab.first, slab.stop - slab.first
+        columns = owners.columns()
+
+        def column(values: array[int]) -> arrow.Array:
+            return integers(values).slice(first, count)
+
+        starts, ends, times = column(messages.starts), column(messages.ends), column(messages.times)
+        rows = compute.indices_nonzero(compute.greater(ends, columns.earliest.take(slab.numbers)))
+        owner = slab.numbers.take(rows)
+        day = compute.divide(times, integer(DAY_MS)).take(rows)
+        # Offsets are in order already, and stay so.
+        order = order_of(day, columns.ranks.take(owner))
+        rows = rows.take(order)
+        self._owners, self._columns = owners, columns
+        self._owner = owner.take(order)
+        self._messages, self._first, self._rows = messages.messages, first, numbers(rows, "Q")
+        self._starts, self._ends, self._times = starts.take(rows), ends.take(rows), times.take(rows)
+        self._positions = column(messages.positions).take(rows)
+        self._start_of, self._end_of = numbers(self._starts), numbers(self._ends)
+        self._through = _through(self._starts, self._ends)
+        self.parts = self._cut_parts(day.take(order))
+
+    def _cut_parts(self, days: arrow.Array) -> list[Part]:
+        """A segment is of one bucket and one day."""
+        buckets = list(self._owners.buckets)
+        return [
+            Part(buckets[same.value], day.start + same.start, day.start + same.stop)
+            for day in runs(days)
+            for same in runs(self._columns.buckets.take(self._owner.slice(day.start, day.stop - day.start)))
+        ]
+
+    def row_group(self, part: Part, first: int) -> int:
+        """Where the row group ends that begins with a row: large streams get several, small ones share one."""
+        return _cut(self._through, first, part.stop, ROW_GROUP_BYTES, ROW_GROUP_ROWS)
+
+    def payloads(self, first: int, stop: int) -> list[bytes]:
+        base = self._first
+        return [self._messages[base + row] for row in self._rows[first:stop]]
+
+    def pieces(self, first: int, stop: int) -> Iterator[tuple[str, int, int, int, int]]:
+        """What the rows hold of each stream, as `SegmentWriter.describe` wants it."""
+        streams, incarnations = self._owners.streams, self._owners.incarnations
+        for owner, start, until in runs(self._owner.slice(first, stop - first)):
+            begin, end = self._start_of[first + start], self._end_of[first + until - 1]
+            yield streams[owner], incarnations[owner], begin, end, until - start
+
+    def batch(self, bucket: str, shard: int, first: int, stop: int, payloads: arrow.Array) -> arrow.RecordBatch:
+        rows = stop - first
+        owner = self._owner.slice(first, rows)
+        zeros = integers(array("i", [0]) * rows, arrow.int32())
         columns = [
-            arrow.DictionaryArray.from_arrays(zeros, _texts([bucket])),
-            spread(_texts([piece[0] for piece in self.pieces])),
-            _integers(self._starts, arrow.int64()),
-            _integers(self._ends, arrow.int64()),
-            _integers(array("i", [shard]) * rows, arrow.int32()),
-            _integers(self.positions, arrow.int64()),
-            _integers(self.times, arrow.timestamp("ms", tz="UTC")),
-            content_types,
-            _payloads(self.messages, arrow.binary()),
-            spread(_integers(array("q", [piece[1] for piece in self.pieces]), arrow.int64())),
+            arrow.DictionaryArray.from_arrays(zeros, texts([bucket])),
+            self._columns.streams.take(owner),
+            self._starts.slice(first, rows),
+            self._ends.slice(first, rows),
+            integers(array("i", [shard]) * rows, arrow.int32()),
+            self._positions.slice(first, rows),
+            self._times.slice(first, rows).view(SCHEMA.field("appended_at").type),
+            self._columns.content_types.take(owner),
+            payloads,
+            self._columns.incarnations.take(owner),
         ]
         return arrow.record_batch(columns, schema=SCHEMA)
 
+    def bounds(self, part: Part) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The positions and times that a segment spans."""
+        positions, times = (
+            compute.min_max(column.slice(part.first, part.stop - part.first)).as_py()
+            for column in (self._positions, self._times)
+        )
+        return (positions["min"], positions["max"]), (times["min"], times["max"])
 
-def _texts(values: list[str]) -> arrow.Array:
-    return _payloads([value.encode() for value in values], arrow.string())
+
+def encoding(arranged: Arranged, part: Part, shard: int) -> Encoding:
+    """One segment, row group by row group."""
+    sink = arrow.BufferOutputStream()
+    writer = SegmentWriter(sink, part.bucket, shard)
+    first = part.first
+    while first < part.stop:
+        stop = arranged.row_group(part, first)
+        pieces = arranged.pieces(first, stop)
+        while writer.describe(islice(pieces, SLICE_PIECES)):
+            yield None
+        payloads = binaries(arranged.payloads(first, stop))
+        yield partial(_write, writer, arranged, part.bucket, shard, first, stop, payloads)
+        first = stop
+    finished: list[EncodedSegment] = []
+    yield lambda: finished.append(_finish(writer, sink, arranged, part))
+    return finished[0]
 
 
-def _integers(values: array[int], kind: arrow.DataType) -> arrow.Array:
-    return arrow.Array.from_buffers(kind, len(values), [None, arrow.py_buffer(values)])
+def _write(
+    writer: SegmentWriter, arranged: Arranged, bucket: str, shard: int, first: int, stop: int, payloads: arrow.Array
+) -> None:
+    writer.write_batch(arranged.batch(bucket, shard, first, stop, payloads))
 
 
-def _payloads(messages: list[bytes], kind: arrow.DataType) -> arrow.Array:
-    """A column over one joined buffer: a copy, but no object per value (and no look at each, as `arrow.array` has)."""
-    offsets = array("i", accumulate(map(len, messages), initial=0))
-    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(messages))]
-    return arrow.Array.from_buffers(kind, len(messages), buffers)
+def _finish(writer: SegmentWriter, sink: Any, arranged: Arranged, part: Part) -> EncodedSegment:
+    info = writer.close(*arranged.bounds(part))
+    data = memoryview(sink.getvalue()).cast("B")
+    size = footer_bytes(data[-8:], part.bucket)
+    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, writer.extents)

@@ -23,6 +23,7 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from millstream.errors import Corrupt, Unavailable
+from millstream.tiers.columns import binaries, integers
 
 FORMAT: Final = 1
 ROW_GROUP_BYTES: Final = 1 << 20
@@ -97,25 +98,28 @@ class SegmentWriter:
         self._bucket = bucket
         self._shard = shard
         self.extents: list[Extent] = []
-        self._groups = self._rows = self._payload_bytes = 0
+        self._groups = self._rows = self._rows_in_group = self._payload_bytes = 0
 
     def write(self, batch: arrow.RecordBatch, pieces: Iterable[tuple[str, int, int, int, int]]) -> None:
         """One row group; `pieces` are its runs in order: stream, incarnation, first and last offset, rows."""
         self.describe(pieces)
         self.write_batch(batch)
 
-    def describe(self, pieces: Iterable[tuple[str, int, int, int, int]]) -> None:
-        """Note what the row group that is written next holds."""
-        row = 0
+    def describe(self, pieces: Iterable[tuple[str, int, int, int, int]]) -> int:
+        """Note what the row group that is written next holds; returns how many pieces that were."""
+        before, row = len(self.extents), self._rows_in_group
         for stream, incarnation, offset_start, offset_end, rows in pieces:
             self.extents.append(Extent(stream, incarnation, offset_start, offset_end, self._groups, row, rows))
             row += rows
             self._payload_bytes += offset_end - offset_start
-        self._rows += row
-        self._groups += 1
+        self._rows_in_group = row
+        return len(self.extents) - before
 
     def write_batch(self, batch: arrow.RecordBatch) -> None:
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
+        self._rows += batch.num_rows
+        self._groups += 1
+        self._rows_in_group = 0
 
     def close(self, positions: tuple[int, int], times: tuple[int, int]) -> SegmentInfo:
         info = SegmentInfo(
@@ -242,12 +246,9 @@ class RowGroup:
         if not separator or stop - first == 1:
             return self.bytes_of(first, stop)
         messages = self._payload.slice(first, stop - first)
-        # From buffers: `arrow.array` and `arrow.scalar` of Python values would import pandas, which takes a second.
-        bounds = arrow.py_buffer(array("i", [0, stop - first]))
-        lists = arrow.ListArray.from_arrays(arrow.Array.from_buffers(arrow.int32(), 2, [None, bounds]), messages)
-        ends = arrow.py_buffer(array("i", [0, len(separator)]))
-        between = arrow.Array.from_buffers(arrow.binary(), 1, [None, ends, arrow.py_buffer(separator)])
-        return memoryview(compute.binary_join(lists, between[0])[0].as_buffer()).cast("B")
+        lists = arrow.ListArray.from_arrays(integers(array("i", [0, stop - first]), arrow.int32()), messages)
+        between = binaries([separator])[0]
+        return memoryview(compute.binary_join(lists, between)[0].as_buffer()).cast("B")
 
     def length_of(self, first: int, stop: int) -> int:
         return self._offsets[stop] - self._offsets[first]

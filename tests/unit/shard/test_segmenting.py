@@ -1,52 +1,117 @@
-"""Segmenting: runs become segments that are in order, of one bucket and day, and no larger than they should be."""
+"""Segmenting: what a flush has frozen becomes segments of one bucket and day each, in order and not too large."""
 
 from __future__ import annotations
 
 import asyncio
-from array import array
-from itertools import accumulate
+import io
+from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow.parquet as parquet
 import pytest
 
+from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
-from millstream.shard import segmenting
-from millstream.tiers.segment_encoder import StreamRun
+from millstream.shard.freezing import Frozen
+from millstream.shard.segmenting import segments
+from millstream.streams.state import Stream
+from millstream.tiers import segment_encoder
+from millstream.tiers.segment_encoder import DAY_MS, EncodedSegment
+from support.segments import Run, run_of, unflushed_of
 
-DAY_MS = 86_400_000
-
-
-def run_of(bucket: str, stream: str, messages: list[bytes], times: list[int]) -> StreamRun:
-    ends = array("q", accumulate(map(len, messages)))
-    positions = array("q", range(1, len(messages) + 1))
-    return StreamRun(StreamKey(bucket, stream), 7, "text/plain", 0, messages, ends, positions, array("q", times))
+FOREVER = 1 << 62
 
 
-def cut(*runs: StreamRun) -> list[tuple[str, list[StreamRun]]]:
-    async def collect() -> list[tuple[str, list[StreamRun]]]:
-        return [segment async for segment in segmenting.segments_of(list(runs))]
+def flush(
+    runs: list[tuple[str, Run]],
+    *,
+    deleted: tuple[int, ...] = (),
+    trimmed: dict[int, int] | None = None,
+    first_position: int = 1,
+    position: int = FOREVER,
+) -> list[EncodedSegment]:
+    """The segments that a flush of these runs makes; each comes with its bucket."""
+    streams = {
+        run.incarnation: Stream(
+            run.incarnation,
+            StreamKey(bucket, run.stream),
+            run.content_type,
+            created_at_ms=0,
+            expiry=Expiry(None, None, None),
+        )
+        for bucket, run in runs
+        if run.incarnation not in deleted
+    }
+    unflushed = unflushed_of([run for _, run in runs])
+    frozen = Frozen(
+        position, first_position, [], [], [], list((trimmed or {}).items()), {}, streams, unflushed, [], [], 0
+    )
+
+    async def collect() -> list[EncodedSegment]:
+        with ThreadPoolExecutor(1) as thread:
+            return [encoded async for encoded in segments(frozen, 0, thread)]
 
     return asyncio.run(collect())
 
 
+def rows(encoded: EncodedSegment) -> list[tuple[str, int, bytes]]:
+    table = parquet.read_table(io.BytesIO(encoded.data), columns=["stream", "offset_end", "payload"])
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def payloads(encoded: list[EncodedSegment]) -> list[list[bytes]]:
+    return [[payload for _, _, payload in rows(one)] for one in encoded]
+
+
 def test_a_long_run_fills_several_segments_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segmenting, "SEGMENT_BYTES", 10)
+    monkeypatch.setattr(segment_encoder, "SEGMENT_BYTES", 10)
     messages = [b"aaaa", b"bbbb", b"cc", b"d" * 25, b"eee"]
-    segments = cut(run_of("b", "s", messages, [5] * 5))
-    pieces = [piece for _, [piece] in segments]
-    assert [piece.messages for piece in pieces] == [[b"aaaa", b"bbbb", b"cc"], [b"d" * 25], [b"eee"]]
-    assert [(piece.start, piece.ends[-1]) for piece in pieces] == [(0, 10), (10, 35), (35, 38)]
-    assert [list(piece.positions) for piece in pieces] == [[1, 2, 3], [4], [5]]
+    made = flush([("bucket", run_of("s", 7, 0, messages))])
+    assert payloads(made) == [[b"aaaa", b"bbbb", b"cc"], [b"d" * 25], [b"eee"]]
+    assert [(one.extents[0].offset_start, one.extents[-1].offset_end) for one in made] == [(0, 10), (10, 35), (35, 38)]
+    assert [(one.info.first_position, one.info.last_position) for one in made] == [(1, 3), (4, 4), (5, 5)]
+
+
+def test_very_many_messages_are_put_in_order_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_encoder, "SLAB_ROWS", 2)
+    made = flush([("bucket", run_of("s", 7, 0, [b"a", b"b", b"c", b"d", b"e"]))])
+    assert payloads(made) == [[b"a", b"b"], [b"c", b"d"], [b"e"]]
 
 
 def test_a_run_over_midnight_is_cut_there() -> None:
-    segments = cut(run_of("b", "s", [b"x", b"y", b"z"], [DAY_MS - 1, DAY_MS, DAY_MS + 1]))
-    assert [piece.messages for _, [piece] in segments] == [[b"x"], [b"y", b"z"]]
-
-
-def test_streams_of_a_bucket_share_a_segment_in_order_and_buckets_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segmenting, "SLICE_RUNS", 2)
-    runs = [run_of(bucket, stream, [b"x"], [1]) for stream in "dacb" for bucket in ("two", "one")]
-    assert [(bucket, [run.key.stream for run in chosen]) for bucket, chosen in cut(*runs)] == [
-        ("one", ["a", "b", "c", "d"]),
-        ("two", ["a", "b", "c", "d"]),
+    run = Run("s", 7, 0, [b"x", b"y", b"z"], [1, 2, 3], [DAY_MS - 1, DAY_MS, DAY_MS + 1])
+    made = flush([("bucket", run)])
+    assert payloads(made) == [[b"x"], [b"y", b"z"]]
+    assert [(one.info.first_at_ms, one.info.last_at_ms) for one in made] == [
+        (DAY_MS - 1, DAY_MS - 1),
+        (DAY_MS, DAY_MS + 1),
     ]
+
+
+def test_streams_of_a_bucket_share_a_segment_in_order_and_buckets_do_not() -> None:
+    names = [(bucket, stream) for stream in ("d", "a", "c", "b") for bucket in ("two", "one")]
+    made = flush([(bucket, run_of(stream, 7 + n, 0, [b"x"], 1 + n)) for n, (bucket, stream) in enumerate(names)])
+    found = {one.info.bucket: [stream for stream, _, _ in rows(one)] for one in made}
+    assert found == {"one": ["a", "b", "c", "d"], "two": ["a", "b", "c", "d"]}
+
+
+def test_messages_that_came_in_turns_are_together_and_in_order() -> None:
+    ones = Run("one", 8, 0, [b"1", b"2", b"3"], [1, 3, 5], [5, 5, 5])
+    twos = Run("two", 7, 100, [b"a", b"b"], [2, 4], [5, 5])
+    (made,) = flush([("bucket", twos), ("bucket", ones)])
+    assert rows(made) == [("one", 1, b"1"), ("one", 2, b"2"), ("one", 3, b"3"), ("two", 101, b"a"), ("two", 102, b"b")]
+
+
+def test_what_was_deleted_trimmed_or_flushed_before_is_left_out() -> None:
+    gone = run_of("gone", 1, 0, [b"x"] * 3, 10)
+    trimmed = run_of("trimmed", 2, 0, [b"aa", b"bb", b"cc"], 20)
+    older = run_of("older", 3, 0, [b"m", b"n", b"o"], 8)
+    runs = [("bucket", run) for run in (gone, trimmed, older)]
+    (made,) = flush(runs, deleted=(1,), trimmed={2: 4}, first_position=9, position=22)
+    assert rows(made) == [("older", 2, b"n"), ("older", 3, b"o")]
+    (made,) = flush(runs, deleted=(1,), trimmed={2: 4}, first_position=11)
+    assert rows(made) == [("trimmed", 6, b"cc")]
+
+
+def test_a_flush_without_messages_makes_no_segment() -> None:
+    assert flush([]) == []
+    assert flush([("bucket", run_of("gone", 1, 0, [b"x"]))], deleted=(1,)) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.tiers.hot import HotTier
+from millstream.tiers.hot import UNFLUSHED_OVERHEAD_BYTES, HotTier
 
 appends = st.lists(st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=4), max_size=6)
 
@@ -71,7 +71,40 @@ def test_dropping_gives_back_what_publishing_took(one: list[list[bytes]], other:
         hot.publish(8, offset, number * 10, 5, batch)
         offset += sum(map(len, batch))
     hot.drop(8)
-    assert hot.bytes == before
+    assert hot.bytes == before + UNFLUSHED_OVERHEAD_BYTES * sum(map(len, other))
     hot.drop(8)
     hot.drop(7)
+    hot.forget(hot.take_unflushed())
     assert hot.bytes == 0
+
+
+@given(appends.filter(bool), appends, st.integers(0, 5))
+def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
+    one: list[list[bytes]], other: list[list[bytes]], taken_after: int
+) -> None:
+    hot, position, taken = HotTier(), 10, None
+    offsets, expected = {1: 0, 2: 0}, []
+    for number, (incarnation, batch) in enumerate([(1, batch) for batch in one] + [(2, batch) for batch in other]):
+        if number == taken_after:
+            taken = hot.take_unflushed()
+        hot.publish(incarnation, offsets[incarnation], position, 5 + number, batch)
+        for index, message in enumerate(batch, 1):
+            start = offsets[incarnation]
+            offsets[incarnation] += len(message)
+            expected.append((incarnation, start, offsets[incarnation], position + index, 5 + number, message))
+        position += 1 + len(batch)
+    if taken is not None:
+        with memoryview(taken.ends):  # whoever was at work on it may not have let go yet
+            hot.put_back(taken)
+    columns = hot.unflushed
+    found = zip(
+        columns.incarnations,
+        columns.starts,
+        columns.ends,
+        columns.positions,
+        columns.times,
+        columns.messages,
+        strict=True,
+    )
+    assert list(found) == expected
+    assert columns.bytes == sum(offsets.values())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import subprocess
 import sys
 import zlib
-from array import array
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import Corrupt
-from millstream.protocol.keys import StreamKey
 from millstream.tiers import segment_encoder as encoder
 from millstream.tiers import segments as module
-from millstream.tiers.segment_encoder import EncodedSegment, StreamRun, encode_segment
+from millstream.tiers.segment_encoder import EncodedSegment
 from millstream.tiers.segments import (
     FORMAT,
     SCHEMA,
@@ -32,6 +31,7 @@ from millstream.tiers.segments import (
     footer_bytes,
     row_group_range,
 )
+from support.segments import START_MS, Run, encode_segment, run_of
 
 BUCKET = "a bucket é%"
 COLUMNS = [
@@ -48,28 +48,21 @@ COLUMNS = [
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
 
 
-def run_of(stream: str, incarnation: int, start: int, messages: list[bytes], position: int = 1) -> StreamRun:
-    ends, offset = array("q"), start
-    for message in messages:
-        offset += len(message)
-        ends.append(offset)
-    positions = array("q", range(position, position + len(messages)))
-    times = array("q", range(1_700_000_000_000, 1_700_000_000_000 + len(messages)))
-    return StreamRun(
-        StreamKey(BUCKET, stream), incarnation, f"text/{incarnation}", start, messages, ends, positions, times
-    )
-
-
 @st.composite
-def some_runs(draw: st.DrawFn) -> list[StreamRun]:
+def some_runs(draw: st.DrawFn) -> list[Run]:
+    """Streams whose messages were appended in turns."""
     keys = draw(st.lists(st.tuples(NAMES, st.integers(1, 2**40)), min_size=1, max_size=8, unique_by=lambda key: key[1]))
-    runs, position = [], draw(st.integers(1, 2**40))
+    runs = []
     for stream, incarnation in keys:
         start = draw(st.sampled_from([0, 7, 2**45]))
         messages = draw(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=12))
-        runs.append(run_of(stream, incarnation, start, messages, position))
-        position += len(messages) + 1
-    return draw(st.permutations(runs))
+        runs.append(Run(stream, incarnation, start, messages, [], []))
+    position = draw(st.integers(1, 2**40))
+    for run in draw(st.permutations([one for one in runs for _ in one.messages])):
+        position += draw(st.integers(1, 2))
+        run.positions.append(position)
+        run.times.append(START_MS + len(run.times))
+    return runs
 
 
 def row_groups(encoded: EncodedSegment, path: str = "p") -> list[RowGroup]:
@@ -81,14 +74,14 @@ def row_groups(encoded: EncodedSegment, path: str = "p") -> list[RowGroup]:
     return groups
 
 
-def check_round_trip(runs: list[StreamRun], encoded: EncodedSegment) -> None:
+def check_round_trip(runs: list[Run], encoded: EncodedSegment) -> None:
     """Every stream's messages, found by the index of the footer alone, are what went in."""
     footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes :]), "p", encoded.footer_checksum)
     assert footer.extents == encoded.extents
     assert footer.info == encoded.info
     groups = row_groups(encoded)
     for run in runs:
-        mine = [one for one in footer.extents if (one.stream, one.incarnation) == (run.key.stream, run.incarnation)]
+        mine = [one for one in footer.extents if (one.stream, one.incarnation) == (run.stream, run.incarnation)]
         assert mine[0].offset_start == run.start
         assert mine[-1].offset_end == run.ends[-1]
         assert all(before.offset_end == after.offset_start for before, after in pairwise(mine))
@@ -106,11 +99,11 @@ def check_round_trip(runs: list[StreamRun], encoded: EncodedSegment) -> None:
             times += group.times[first:stop]
         assert found == run.messages
         assert joined == b"".join(run.messages)
-        assert (ends, positions, times) == (list(run.ends), list(run.positions), list(run.times))
+        assert (ends, positions, times) == (run.ends, run.positions, run.times)
 
 
 @given(some_runs())
-def test_any_runs_survive_the_round_trip_through_a_segment(runs: list[StreamRun]) -> None:
+def test_any_runs_survive_the_round_trip_through_a_segment(runs: list[Run]) -> None:
     encoded = encode_segment(BUCKET, 3, runs)
     check_round_trip(runs, encoded)
     assert encoded.info == SegmentInfo(
@@ -128,7 +121,7 @@ def test_any_runs_survive_the_round_trip_through_a_segment(runs: list[StreamRun]
 
 @given(some_runs())
 @settings(max_examples=40)
-def test_any_engine_sees_the_rows_sorted_by_stream_incarnation_and_offset(runs: list[StreamRun]) -> None:
+def test_any_engine_sees_the_rows_sorted_by_stream_incarnation_and_offset(runs: list[Run]) -> None:
     table = parquet.read_table(io.BytesIO(encode_segment(BUCKET, 3, runs).data))
     assert table.schema.names[: len(COLUMNS)] == COLUMNS
     assert table.schema.remove_metadata().equals(SCHEMA)
@@ -138,8 +131,8 @@ def test_any_engine_sees_the_rows_sorted_by_stream_incarnation_and_offset(runs: 
     assert {(row["bucket"], row["shard"]) for row in rows} == {(BUCKET, 3)}
     assert all(row["offset_end"] - row["offset_start"] == len(row["payload"]) for row in rows)
     expected = [
-        (run.key.stream, run.content_type, run.ends[index], run.positions[index], run.times[index], message)
-        for run in sorted(runs, key=lambda run: (run.key.stream, run.incarnation))
+        (run.stream, run.content_type, run.ends[index], run.positions[index], run.times[index], message)
+        for run in sorted(runs, key=lambda run: (run.stream, run.incarnation))
         for index, message in enumerate(run.messages)
     ]
     found = [
@@ -157,7 +150,7 @@ def test_any_engine_sees_the_rows_sorted_by_stream_incarnation_and_offset(runs: 
 
 
 @given(some_runs(), st.integers(1, 200), st.integers(1, 9))
-def test_row_groups_of_any_size_hold_everything_once(runs: list[StreamRun], size: int, rows: int) -> None:
+def test_row_groups_of_any_size_hold_everything_once(runs: list[Run], size: int, rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "ROW_GROUP_BYTES", size)
         patch.setattr(encoder, "ROW_GROUP_ROWS", rows)
@@ -264,28 +257,30 @@ def test_the_checksum_is_that_of_the_whole_file(encoded: EncodedSegment) -> None
 
 
 @given(some_runs(), st.sampled_from([b"", b",", b"--"]), st.data())
-def test_joined_messages_are_the_messages_joined(runs: list[StreamRun], separator: bytes, data: st.DataObject) -> None:
+def test_joined_messages_are_the_messages_joined(runs: list[Run], separator: bytes, data: st.DataObject) -> None:
     for group in row_groups(encode_segment(BUCKET, 0, runs)):
         first = data.draw(st.integers(0, len(group.ends) - 1))
         stop = data.draw(st.integers(first + 1, len(group.ends)))
         assert bytes(group.joined(first, stop, separator)) == separator.join(group.messages(first, stop))
 
 
+def output_of(script: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    outcome = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=True
+    )
+    return outcome.stdout.strip()
+
+
 def test_writing_and_reading_segments_imports_no_pandas(tmp_path: Path) -> None:
     """Arrow imports it when it is given Python values in some ways; in the server that would be a second's pause."""
     script = f"""
 import sys
-from array import array
 from pathlib import Path
-from millstream.protocol.keys import StreamKey
-from millstream.tiers.segment_encoder import StreamRun, encode_segment
 from millstream.tiers.segments import BYTES_COLUMNS, RowGroup, decode_footer, read_file_columns
+from support.segments import encode_segment, run_of
 
-def run(name, kind, count):
-    ones = array("q", range(1, count + 1))
-    return StreamRun(StreamKey("b", name), 1, kind, 0, [b"x"] * count, ones, ones, ones)
-
-runs = [run("a", "text/plain", 3), run("b", "text/plain", 1), run("c", "text/html", 1)]
+runs = [run_of("a", 1, 0, [b"x"] * 3), run_of("b", 2, 0, [b"x"], 9), run_of("c", 3, 0, [b"x"], 10)]
 for some in (runs, runs[:2], runs[1:2]):
     encoded = encode_segment("b", 0, some)
     file = Path({str(tmp_path / "segment")!r})
@@ -295,11 +290,9 @@ for some in (runs, runs[:2], runs[1:2]):
     assert bytes(group.joined(0, len(group.ends), b",")) == b",".join([b"x"] * len(group.ends))
 print("pandas" in sys.modules)
 """
-    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert outcome.stdout.strip() == "False", outcome.stderr
+    assert output_of(script) == "False"
 
 
 def test_a_server_starts_without_pandas() -> None:
     script = "import sys, millstream.server.run; print('pandas' in sys.modules)"
-    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert outcome.stdout.strip() == "False", outcome.stderr
+    assert output_of(script) == "False"
