@@ -51,6 +51,7 @@ _PREFLIGHT: Final = Response(
 
 PATH_BYTES_CACHED_MAX: Final = 512
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
+_CONTROL_FOLDER: Final = _CONTROL_ROOT + b"/"
 _OF_BUCKETS: Final = ("bucket", "listing", "feed", "cold")
 # What only a node of a cluster can do; `cluster_admin.py` does it.
 CLUSTER_OPERATION: Final = "cluster operation"
@@ -84,10 +85,10 @@ def route(path: bytes) -> Route:
     return _route(path) if len(path) <= PATH_BYTES_CACHED_MAX else _route.__wrapped__(path)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)  # what misses is cheap, as long as the cache itself stays in the processor's
 def _route(path: bytes) -> Route:
     if path.startswith(V1_ROOT):
-        if path == _CONTROL_ROOT or path.startswith(_CONTROL_ROOT + b"/"):
+        if path == _CONTROL_ROOT or path.startswith(_CONTROL_FOLDER):
             return Route("control")
         return Route("stream", (), stream_key_of(path))
     if path.startswith(YJS_ROOT):

@@ -148,14 +148,19 @@ class HotTier:
             self.bytes += TAIL_OVERHEAD_BYTES
         unflushed, count = self.unflushed, len(messages)
         if count == 1:
-            end = offset + len(messages[0])
+            message = messages[0]
+            end = offset + len(message)
+            position += 1
+            tail.messages.append(message)
+            tail.ends.append(end)
+            tail.positions.append(position)
+            tail.times.append(at_ms)
             unflushed.incarnations.append(incarnation)
             unflushed.starts.append(offset)
-            for columns in (tail, unflushed):
-                columns.messages.append(messages[0])
-                columns.ends.append(end)
-                columns.positions.append(position + 1)
-                columns.times.append(at_ms)
+            unflushed.ends.append(end)
+            unflushed.positions.append(position)
+            unflushed.times.append(at_ms)
+            unflushed.messages.append(message)
         else:
             bounds = array("q", accumulate(map(len, messages), initial=offset))
             end, ends = bounds[-1], bounds[1:]

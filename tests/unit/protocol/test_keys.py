@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -18,6 +19,7 @@ from millstream.protocol.keys import (
     parse_bucket,
     parse_bucketed,
     parse_v1_path,
+    stream_key_of,
 )
 
 segment = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=10).filter(
@@ -98,3 +100,25 @@ def test_a_stream_name_outside_the_rules_of_buckets_is_refused(stream: str) -> N
 
 def test_both_url_forms_name_the_same_stream() -> None:
     assert parse_bucketed("logs", "today") == parse_v1_path("logs/today")
+
+
+pieces = st.one_of(
+    st.sampled_from(
+        ["__ds", "_default", "a", "..", "", "/", ".", "%2F", "%41", "é", "\n", "x" * 59, "x" * 60, "x" * 61]
+    ),
+    st.text("abZ09_-./%", max_size=4),
+)
+
+
+@given(st.lists(pieces, max_size=5).map("".join))
+def test_a_plain_path_is_read_as_any_other(path: str) -> None:
+    def outcome(read: Callable[[], StreamKey]) -> object:
+        try:
+            return read()
+        except InvalidRequest as refusal:
+            return refusal.code, refusal.message
+
+    raw = path.encode()
+    found = outcome(lambda: stream_key_of(b"/v1/stream/" + raw))
+    assert found == outcome(lambda: parse_v1_path(decode_segment(raw)))
+    assert not isinstance(found, StreamKey) or type(found.bucket) is type(found.stream) is str
