@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from support import network
 from support.cluster import Cluster, running
 from support.s3 import S3Server
+
+SETTINGS = "flush_interval = '1s'\n[read]\nlong_poll_timeout = '500ms'\n"
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +28,20 @@ def cluster_s3() -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def cluster(cluster_s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes, their brokers joined by proxies that a test can cut, flushing often; node 3 passes writes on."""
-    settings = "flush_interval = '1s'\n[read]\nlong_poll_timeout = '500ms'\n"
     with running(
-        tmp_path_factory.mktemp("cluster"), cluster_s3, shards=2, settings=settings, proxied=True, forwarding=(3,)
+        tmp_path_factory.mktemp("cluster"), cluster_s3, shards=2, settings=SETTINGS, proxied=True, forwarding=(3,)
     ) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster_apart(tmp_path: Path) -> Iterator[Cluster]:
+    """Three nodes, each in a network namespace of its own."""
+    if not network.is_available():
+        pytest.skip("this machine lets us have no network namespaces; test_a_node_is_cut_off has proxies instead")
+    with (
+        network.Network(3) as between,
+        S3Server(tmp_path / "s3", between.host) as s3,
+        running(tmp_path / "cluster", s3, shards=2, settings=SETTINGS, network=between, forwarding=(3,)) as started,
+    ):
         yield started

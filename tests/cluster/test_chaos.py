@@ -106,8 +106,16 @@ def test_the_leader_is_stopped_for_longer_than_its_lease_and_goes_on(
 
 
 def test_a_node_is_cut_off(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cut_off_the_leader(cluster, "cut-off", capsys)
+
+
+def test_a_node_loses_its_network(cluster_apart: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cut_off_the_leader(cluster_apart, "network-lost", capsys)
+
+
+def cut_off_the_leader(cluster: Cluster, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.wait_until_balanced()  # or leadership may move by itself at this very moment
-    with under_load(cluster, "cut-off", capsys) as load:
+    with under_load(cluster, name, capsys) as load:
         leader = cluster.leader()
         cluster.cut_off(leader.number)
         try:

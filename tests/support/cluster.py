@@ -29,6 +29,7 @@ from millstream.log.broker_link import BrokerLink, BrokerSettings
 from millstream.log.jetstream_log import log_names
 from millstream.server.run import object_store_settings
 from millstream.tiers.objects import ObjectStoreSettings
+from support.network import Network
 from support.s3 import S3Server
 
 START_SECONDS = 60.0
@@ -116,6 +117,9 @@ class Socket:
                 (far if one is near else near).sendall(data)
 
 
+SERVE = (sys.executable, "-m", "millstream.cli.main", "serve")
+
+
 class NodeProcess:
     """One node of a cluster: a `millstream serve` process and the broker it looks after."""
 
@@ -124,16 +128,16 @@ class NodeProcess:
         number: int,
         directory: Path,
         configuration: str,
-        port: int,
+        url: str,
         environment: dict[str, str],
-        command: tuple[str, ...] = (sys.executable, "-m", "millstream.cli.main", "serve"),
+        command: tuple[str, ...],
     ) -> None:
         self.number = number
         self.data_dir = directory / f"node{number}"
         self.file = directory / f"node{number}.toml"
         self.file.write_text(configuration)
         self.stderr_path = directory / f"node{number}.stderr"
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = url
         self._command = command
         self.environment = {**os.environ, **environment}
         self.process: subprocess.Popen[str] | None = None
@@ -218,7 +222,8 @@ class Cluster:
         shards: int = 1,
         settings: str = "",
         proxied: bool = False,
-        command: tuple[str, ...] | None = None,
+        network: Network | None = None,
+        command: tuple[str, ...] = SERVE,
         environment: dict[str, str] | None = None,
         forwarding: tuple[int, ...] = (),
         cluster_settings: str = "",
@@ -235,6 +240,7 @@ class Cluster:
         self._extra = environment or {}
         self._command = command
         self._ports = {number: free_ports(2) for number in range(1, nodes + 1)}
+        self._network = network
         self._cable = Cable()
         self._sockets: dict[int, Socket] = {}
         if proxied:
@@ -245,26 +251,31 @@ class Cluster:
 
     def _node(self, number: int) -> NodeProcess:
         port, cluster_port = self._ports[number]
+        network = self._network
+        front = network.front(number) if network is not None else "127.0.0.1"
         addresses = {
-            other: self._sockets[other].address if other in self._sockets else ("127.0.0.1", ports[1])
+            other: self._sockets[other].address if other in self._sockets else (self._back(other), ports[1])
             for other, ports in self._ports.items()
         }
         advertise = "{}:{}".format(*addresses[number])
         routes = [f"{host}:{port}" for other, (host, port) in addresses.items() if other != number]
         configuration = (
-            f'version = 1\n[server]\nnode_id = {number}\nlisten = "127.0.0.1:{port}"\n'
+            f'version = 1\n[server]\nnode_id = {number}\nlisten = "{front}:{port}"\n'
+            f"insecure = {json.dumps(network is not None)}\n"
             f'data_dir = "{self.directory / f"node{number}"}"\n'
-            f'[cluster]\nname = "tests"\nlisten = "127.0.0.1:{cluster_port}"\n'
+            f'[cluster]\nname = "tests"\nlisten = "{self._back(number)}:{cluster_port}"\n'
             f'advertise = "{advertise}"\nroutes = {json.dumps(routes)}\n'
             f"forward = {json.dumps(number in self._forwarding)}\n"
             f'bootstrap_node_id = 1\nshards = {self.shards}\nreplicas = 3\nsecret = "{SECRET}"\n'
             f"{self._cluster_settings}"
             f"{_as_toml(self._s3.settings(self.prefix))}{self._settings}"
         )
-        keywords = {} if self._command is None else {"command": self._command}
-        return NodeProcess(
-            number, self.directory, configuration, port, {**self._s3.environment, **self._extra}, **keywords
-        )
+        command = (*(network.inside(number) if network is not None else ()), *self._command)
+        environment = {**self._s3.environment, **self._extra}
+        return NodeProcess(number, self.directory, configuration, f"http://{front}:{port}", environment, command)
+
+    def _back(self, number: int) -> str:
+        return self._network.back(number) if self._network is not None else "127.0.0.1"
 
     @property
     def store(self) -> ObjectStoreSettings:
@@ -287,10 +298,15 @@ class Cluster:
         return self
 
     def cut_off(self, number: int) -> None:
+        """From the other nodes: clients still reach it, and it the object store."""
+        if self._network is not None:
+            self._network.cut_off(number)
         self._cable.cut = frozenset([number])
 
     def mend(self) -> None:
-        """Traffic flows again; connections from before have lost bytes and are dropped."""
+        """Traffic flows again; connections of a proxy from before have lost bytes and are dropped."""
+        if self._network is not None:
+            self._network.mend()
         for one in self._sockets.values():
             one.drop(self._cable.cut)
         self._cable.cut = frozenset()

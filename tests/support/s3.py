@@ -27,12 +27,13 @@ _prefixes = count(1)
 class S3Server:
     """One SeaweedFS process. `stop` and `start` keep the ports and the data, as a restart of a real store would."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, host: str = "127.0.0.1") -> None:
         self._directory = directory
         self._log = directory / "weed.log"
+        self._host = host
         self._ports = _free_ports(8)
         self._process: subprocess.Popen[bytes] | None = None
-        self.endpoint = f"http://127.0.0.1:{self._ports[0]}"
+        self.endpoint = f"http://{host}:{self._ports[0]}"
 
     @property
     def is_running(self) -> bool:
@@ -47,8 +48,8 @@ class S3Server:
             str(WEED),
             "server",
             f"-dir={data}",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
+            f"-ip={self._host}",
+            f"-ip.bind={self._host}",
             f"-master.port={master}",
             f"-master.port.grpc={master_grpc}",
             "-master.volumeSizeLimitMB=64",
