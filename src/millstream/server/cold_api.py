@@ -69,7 +69,7 @@ class ColdApi:
                     "earliest": shard.feed.earliest,
                     "flushed": found.flushed,
                     "latest": shard.feed.latest,
-                    "unflushed_bytes": shard.hot.unflushed.bytes,
+                    "unflushed_bytes": shard.hot.backlog_bytes,
                     "segments": [msgspec.structs.asdict(segment) for segment in found.segments],
                 }
             ],

@@ -106,7 +106,7 @@ class MetricsApi:
             (
                 "flush_backlog_bytes",
                 "Payload bytes that are not in the cold tier yet.",
-                sum(shard.hot.unflushed.bytes for shard in shards),
+                sum(shard.hot.backlog_bytes for shard in shards),
             ),
             (
                 "resident_streams",

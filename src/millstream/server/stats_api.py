@@ -26,7 +26,7 @@ class StatsApi:
             "cold_bytes": totals.stored_bytes,
             "cold_payload_bytes": totals.payload_bytes,
             "segment_count": totals.segments,
-            "flush_backlog_bytes": shard.hot.unflushed.bytes,
+            "flush_backlog_bytes": shard.hot.backlog_bytes,
             "flush_count": shard.flusher.flush_count,
             "flush_in_progress": shard.flusher.lock.locked(),
             "flush_failure": shard.flusher.failure,

@@ -187,11 +187,11 @@ class CatalogFollower:
             for one in list(self._generations):
                 streams = await loop.run_in_executor(self._flusher.thread, streams_of, one.unflushed)
                 concerned.update(dict.fromkeys(streams))
-            for one in self._settled(checkpoint.position):
-                self._generations.popleft()
-                self._hot.forget(one.unflushed)
+            position = checkpoint.position
+            left = [one._replace(unflushed=self._hot.forget(one.unflushed, position)) for one in self._generations]
+            self._generations = deque(one for one in left if one.end > position)
             self._show_generations()
-            await self._flusher.release(checkpoint.position, concerned)
+            await self._flusher.release(position, concerned)
 
     def _forget(self, paths: set[str]) -> None:
         for number, row in list(self._catalog.segments()):

@@ -194,7 +194,7 @@ class Flusher:
                 self._machine.frozen = {}
             loop = asyncio.get_running_loop()
             concerned = await loop.run_in_executor(self.thread, streams_of, frozen.unflushed)
-            self._hot.forget(frozen.unflushed)
+            self._hot.forget(frozen.unflushed, frozen.position)
             await self.release(frozen.position, concerned)
             await self._delete_freed_blobs(frozen)
             self._last_flush_ms = self._clock.now_ms()

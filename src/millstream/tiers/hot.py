@@ -119,6 +119,18 @@ class Unflushed:
     def __len__(self) -> int:
         return len(self.messages)
 
+    def since(self, position: int) -> Unflushed:
+        """The messages from a position on."""
+        first, rest = bisect_left(self.positions, position), Unflushed()
+        rest.incarnations = self.incarnations[first:]
+        rest.starts = self.starts[first:]
+        rest.ends = self.ends[first:]
+        rest.positions = self.positions[first:]
+        rest.times = self.times[first:]
+        rest.messages = self.messages[first:]
+        rest.bytes = sum(map(len, rest.messages))
+        return rest
+
     def extend(self, later: Unflushed) -> None:
         self.incarnations += later.incarnations
         self.starts += later.starts
@@ -136,6 +148,7 @@ class HotTier:
         self.tails: dict[int, HotTail] = {}
         self.bytes = 0
         self.unflushed = Unflushed()
+        self._taken_bytes = 0
         # All that was ever published here.
         self.published_bytes = 0
         self.published_messages = 0
@@ -181,6 +194,7 @@ class HotTier:
     def take_unflushed(self) -> Unflushed:
         """What is to be flushed now. It costs memory until it is put back or forgotten."""
         taken, self.unflushed = self.unflushed, Unflushed()
+        self._taken_bytes += taken.bytes
         return taken
 
     def put_back(self, taken: Unflushed) -> None:
@@ -189,10 +203,19 @@ class HotTier:
         merged.extend(taken)
         merged.extend(self.unflushed)
         self.unflushed = merged
+        self._taken_bytes -= taken.bytes
 
-    def forget(self, taken: Unflushed) -> None:
-        """It is cold now, or of streams that are gone."""
-        self.bytes -= UNFLUSHED_OVERHEAD_BYTES * len(taken)
+    def forget(self, taken: Unflushed, position: int) -> Unflushed:
+        """What was taken is cold now, up to a position; returns the rest, which is not."""
+        rest = taken.since(position)
+        self.bytes -= UNFLUSHED_OVERHEAD_BYTES * (len(taken) - len(rest))
+        self._taken_bytes -= taken.bytes - rest.bytes
+        return rest
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How many bytes of messages are not cold yet, those that a flush is just storing included."""
+        return self.unflushed.bytes + self._taken_bytes
 
     def trim(self, incarnation: int, offset: int) -> None:
         """Let go of the messages that end at or before an offset."""

@@ -74,13 +74,13 @@ def test_dropping_gives_back_what_publishing_took(one: list[list[bytes]], other:
     assert hot.bytes == before + UNFLUSHED_OVERHEAD_BYTES * sum(map(len, other))
     hot.drop(8)
     hot.drop(7)
-    hot.forget(hot.take_unflushed())
+    hot.forget(hot.take_unflushed(), 1 << 62)
     assert hot.bytes == 0
 
 
-@given(appends.filter(bool), appends, st.integers(0, 5))
+@given(appends.filter(bool), appends, st.integers(0, 5), st.integers(0, 20))
 def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
-    one: list[list[bytes]], other: list[list[bytes]], taken_after: int
+    one: list[list[bytes]], other: list[list[bytes]], taken_after: int, cold: int
 ) -> None:
     hot, position, taken = HotTier(), 10, None
     offsets, expected = {1: 0, 2: 0}, []
@@ -93,6 +93,7 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
             offsets[incarnation] += len(message)
             expected.append((incarnation, start, offsets[incarnation], position + index, 5 + number, message))
         position += 1 + len(batch)
+    assert hot.backlog_bytes == sum(offsets.values())
     if taken is not None:
         with memoryview(taken.ends):  # whoever was at work on it may not have let go yet
             hot.put_back(taken)
@@ -107,4 +108,11 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
         strict=True,
     )
     assert list(found) == expected
-    assert columns.bytes == sum(offsets.values())
+    assert columns.bytes == hot.backlog_bytes == sum(offsets.values())
+    taken = hot.take_unflushed()
+    cut = expected[cold][3] if cold < len(expected) else position
+    rest = hot.forget(taken, cut)
+    assert list(rest.messages) == [row[-1] for row in expected if row[3] >= cut]
+    assert hot.backlog_bytes == rest.bytes == sum(map(len, rest.messages))
+    hot.put_back(rest)
+    assert hot.backlog_bytes == hot.unflushed.bytes == rest.bytes
