@@ -40,6 +40,7 @@ from millstream.tiers.catalog_rows import (
     Kept,
     SealedFlush,
     SealedReplacement,
+    SealedSegment,
     SegmentRow,
     decode_extent,
     decode_flush,
@@ -156,9 +157,13 @@ class Catalog:
         Every call of LMDB lets go of the interpreter, and a thread has to win it back from a busy loop after each. So
         the loop had better wait for the short ones.
         """
+        # In the order of their trees: neighbours share a page, and it is found and copied once. Sorting takes a while,
+        # and the loop has not begun to wait yet.
+        streams = _sorted(checkpoint.streams, binaries([stream.name for stream in checkpoint.streams]))
+        flushes = [flush._replace(segments=[_in_order(one) for one in flush.segments]) for flush in checkpoint.flushes]
         with self._environment.begin(write=True) as transaction:
             yield True
-            for flush in checkpoint.flushes:
+            for flush in flushes:
                 yield from self._add_flush(transaction, flush)
             for removed in batched(checkpoint.removed, SLICE_ROWS):
                 for incarnation, name in removed:
@@ -174,7 +179,7 @@ class Catalog:
                 yield True
             for blob in checkpoint.freed_blobs:
                 transaction.delete(blob, db=self._blobs)
-            yield from self._put_streams(transaction, checkpoint.streams)
+            yield from self._put_streams(transaction, streams)
             for name, row in checkpoint.singletons.items():
                 transaction.put(name, row, db=self._singletons)
             yield False
@@ -186,13 +191,10 @@ class Catalog:
         self.position = checkpoint.position
 
     def _put_streams(self, transaction: Any, streams: Sequence[ManifestStream]) -> Iterator[bool]:
-        # In the order of the tree: neighbours share a page, and it is found and copied once.
-        order = _order(binaries([stream.name for stream in streams]))
         with transaction.cursor(db=self._streams) as cursor:
-            for some in batched(order, SLICE_ROWS):
-                chosen = [streams[index] for index in some]
-                cursor.putmulti([(stream.name, stream.row) for stream in chosen])
-                for stream in chosen:
+            for some in batched(streams, SLICE_ROWS):
+                cursor.putmulti([(stream.name, stream.row) for stream in some])
+                for stream in some:
                     # An incarnation keeps its name, and the catalog has it since the checkpoint after its creation.
                     if stream.incarnation >= self.position or stream.expires or stream.blob is not None:
                         self._put_references(transaction, stream)
@@ -220,16 +222,15 @@ class Catalog:
 
     def _put_extents(self, transaction: Any, number: int, extents: Sequence[Extent]) -> Iterator[bool]:
         """There may be as many as messages; the values are the fields of an `ExtentRow`."""
-        order = _order(integers(array("q", [extent.incarnation for extent in extents])))
         with transaction.cursor(db=self._extents) as cursor:
-            for some in batched(order, SLICE_ROWS):
+            for some in batched(extents, SLICE_ROWS):
                 cursor.putmulti(
                     [
                         (
                             pack_pair(one.incarnation, one.offset_start),
                             encode_row((one.offset_end, number, one.row_group, one.row_start, one.rows)),
                         )
-                        for one in map(extents.__getitem__, some)
+                        for one in some
                     ]
                 )
                 yield True
@@ -485,9 +486,14 @@ class Catalog:
         self._environment.close()
 
 
-def _order(column: Any) -> list[int]:
-    order: list[int] = numbers(order_of(column), "Q").tolist()
-    return order
+def _sorted(items: Sequence[T], column: Any) -> list[T]:
+    """The items in the order of a column that has a value for each."""
+    return [items[index] for index in numbers(order_of(column), "Q")]
+
+
+def _in_order(sealed: SealedSegment) -> SealedSegment:
+    incarnations = integers(array("q", [extent.incarnation for extent in sealed.extents]))
+    return sealed._replace(extents=_sorted(sealed.extents, incarnations))
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
