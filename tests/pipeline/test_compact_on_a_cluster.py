@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pyspark
+import pytest
 
 from millstream import pipeline
 from millstream.spark.options import Connection
@@ -21,6 +22,7 @@ SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 PROGRAM = Path(pipeline.__file__).parent / "__main__.py"
 
 
+@pytest.mark.soak  # a minute; `test_source_on_a_cluster.py` has the same cluster in every run
 def test_spark_submit_compacts_a_cold_tier_on_s3_on_a_standalone_cluster(tmp_path: Path) -> None:
     store = S3Prefix(shared_s3_server())
     with (
