@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millstream.protocol.keys import StreamKey
-from millstream.tiers.hot import Unflushed
+from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.segment_encoder import Arranged, EncodedSegment, Owners, encoding, slabs
 
 START_MS = 1_700_000_000_000
@@ -43,20 +43,14 @@ def run_of(stream: str, incarnation: int, start: int, messages: list[bytes], pos
 def unflushed_of(runs: list[Run]) -> Unflushed:
     """The messages of all runs in the order of the log."""
     rows = sorted(
-        (position, time, run.incarnation, end - len(message), end, message)
+        (position, time, run.incarnation, end - len(message), message)
         for run in runs
         for position, time, end, message in zip(run.positions, run.times, run.ends, run.messages, strict=True)
     )
-    columns = Unflushed()
-    for position, time, incarnation, start, end, message in rows:
-        columns.positions.append(position)
-        columns.times.append(time)
-        columns.incarnations.append(incarnation)
-        columns.starts.append(start)
-        columns.ends.append(end)
-        columns.messages.append(message)
-        columns.bytes += len(message)
-    return columns
+    hot = HotTier()
+    for position, time, incarnation, start, message in rows:
+        hot.publish(incarnation, start, position - 1, time, [message])
+    return hot.unflushed
 
 
 def encode_segment(bucket: str, shard: int, runs: list[Run]) -> EncodedSegment:

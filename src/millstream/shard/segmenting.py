@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
-from typing import Final
 
-from millstream.shard.freezing import Frozen
+from millstream.shard.freezing import SLICE_STREAMS, Frozen
 from millstream.streams.records import SegmentRef
 from millstream.tiers.segment_encoder import Arranged, EncodedSegment, Owners, Part, Slab, encoding, slabs
-
-SLICE_STREAMS: Final = 512
 
 
 async def segments(frozen: Frozen, shard: int, thread: Executor) -> AsyncIterator[EncodedSegment]:
