@@ -106,14 +106,22 @@ def parse_snapshot_owner(bucket: str, stream: str) -> StreamKey:
 
 V1_ROOT: Final = b"/v1/stream/"
 # What nearly all names are like: nothing to decode, nothing that could be forbidden but the one reserved word.
-_PLAIN: Final = re.compile(re.escape(V1_ROOT) + rb"(?:([A-Za-z0-9_-]{1,60})/)?([A-Za-z0-9_-]{1,60})")
+_PLAIN: Final = re.compile(
+    re.escape(V1_ROOT.decode()) + r"(?!__ds(?:/|$))(?:([A-Za-z0-9_-]{1,60})/)?([A-Za-z0-9_-]{1,60})"
+)
+
+
+def plain_key_of(path: bytes) -> StreamKey | None:
+    """The stream that a URL path names, if that is plain to see."""
+    plain = _PLAIN.fullmatch(path.decode("latin-1"))
+    return StreamKey._make(plain.groups(DEFAULT_BUCKET)) if plain is not None else None
 
 
 def stream_key_of(path: bytes) -> StreamKey:
     """The stream that a URL path names, in either form."""
-    plain = _PLAIN.fullmatch(path)
-    if plain is not None and plain[1] != b"__ds":
-        return StreamKey._make((plain[1].decode() if plain[1] else DEFAULT_BUCKET, plain[2].decode()))
+    plain = plain_key_of(path)
+    if plain is not None:
+        return plain
     if path.startswith(V1_ROOT):
         return parse_v1_path(decode_segment(path[len(V1_ROOT) :]))
     segments = path.removeprefix(b"/").split(b"/")

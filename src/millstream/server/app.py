@@ -15,6 +15,7 @@ from millstream.protocol.keys import (
     parse_bucket,
     parse_bucketed,
     parse_snapshot_owner,
+    plain_key_of,
     stream_key_of,
 )
 from millstream.server.bucket_api import BucketApi
@@ -87,6 +88,9 @@ def route(path: bytes) -> Route:
 
 @lru_cache(maxsize=4096)  # what misses is cheap, as long as the cache itself stays in the processor's
 def _route(path: bytes) -> Route:
+    plain = plain_key_of(path)
+    if plain is not None:
+        return Route("stream", (), plain)
     if path.startswith(V1_ROOT):
         if path == _CONTROL_ROOT or path.startswith(_CONTROL_FOLDER):
             return Route("control")

@@ -34,7 +34,7 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
 )
-from millstream.streams.state import Ahead, Stream
+from millstream.streams.state import NO_PRODUCERS, Ahead, Stream
 
 
 class ForkResolver(Protocol):
@@ -108,7 +108,7 @@ class Checks(Namespace):
         """Let later checks see an append that is on its way to the log."""
         ahead = stream.ahead
         if ahead is None:
-            ahead = stream.ahead = Ahead(stream)
+            ahead = stream.ahead = Ahead(stream.tail, stream.closed, stream.closed_by, stream.seq, NO_PRODUCERS)
         ahead.tail = tail
         ahead.position = position
         if record.close:
@@ -117,6 +117,8 @@ class Checks(Namespace):
         if record.seq is not None:
             ahead.seq = record.seq
         if record.producer is not None:
+            if not ahead.producers:
+                ahead.producers = {}
             ahead.producers[record.producer.id] = ProducerState(record.producer.epoch, record.producer.seq)
 
     def check_precondition(self, stream: Stream, if_match: str) -> None:

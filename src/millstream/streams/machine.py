@@ -109,14 +109,8 @@ class StateMachine(Checks):
 
     def _stream_created(self, record: StreamCreated, position: int) -> Stream:
         key = StreamKey(record.bucket, record.stream)
-        stream = Stream(
-            position,
-            key,
-            record.content_type,
-            created_at_ms=record.at_ms,
-            expiry=Expiry(record.ttl_seconds, record.expires_at, record.expires_at_ms),
-            fork=record.fork,
-        )
+        expiry = Expiry(record.ttl_seconds, record.expires_at, record.expires_at_ms)
+        stream = Stream.created(position, key, record.content_type, record.at_ms, expiry, record.fork)
         for message in record.messages:
             stream.tail += len(message)
         stream.closed = record.closed

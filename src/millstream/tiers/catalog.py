@@ -95,22 +95,28 @@ class Catalog:
             self.position = int(transaction.get(b"position", b"1"))
         if found != FORMAT:
             raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
+        # For loading streams: to begin a transaction takes as long as to look something up. Whoever has written lets
+        # go of it; it ends when nobody uses it any more.
+        self._reading: Any = None
 
     # -- StateSource -----------------------------------------------------------------------------------------
 
     def load_key(self, key: StreamKey) -> Stream | None:
-        with self._environment.begin(db=self._streams, buffers=True) as transaction:
-            row = transaction.get(encode_key(key))
-            return decode_stream(key, row) if row is not None else None
+        row = self._lookups().get(encode_key(key))
+        return decode_stream(key, row) if row is not None else None
 
     def load_incarnation(self, incarnation: int) -> Stream | None:
-        with self._environment.begin(buffers=True) as transaction:
-            name = transaction.get(incarnation.to_bytes(8, "big"), db=self._incarnations)
-            if name is None:
-                return None
-            row = transaction.get(bytes(name), db=self._streams)
-            stream = decode_stream(decode_key(bytes(name)), row) if row is not None else None
-            return stream if stream is not None and stream.incarnation == incarnation else None
+        lookups = self._lookups()
+        name = lookups.get(u64(incarnation), db=self._incarnations)
+        row = lookups.get(name) if name is not None else None
+        stream = decode_stream(decode_key(name), row) if row is not None else None
+        return stream if stream is not None and stream.incarnation == incarnation else None
+
+    def _lookups(self) -> Any:
+        transaction = self._reading
+        if transaction is None:
+            transaction = self._reading = self._environment.begin(db=self._streams)
+        return transaction
 
     def restore(self, machine: StateMachine) -> None:
         """Fill in the state that is always in memory."""
@@ -188,6 +194,7 @@ class Catalog:
                 self._replace(transaction, replacement, checkpoint.now_ms)
             transaction.put(b"format", str(FORMAT).encode(), db=self._meta)
             transaction.put(b"position", str(checkpoint.position).encode(), db=self._meta)
+        self._reading = None
         self.position = checkpoint.position
 
     def _put_streams(self, transaction: Any, streams: Sequence[ManifestStream]) -> Iterator[bool]:
@@ -405,6 +412,7 @@ class Catalog:
                 stream = decode_stream_row(row)
                 if stream.earliest and not stream.forks:
                     self._drop_extents(transaction, incarnation, stream.earliest, now_ms)
+        self._reading = None
 
     # -- the cold index ----------------------------------------------------------------------------------------
 
@@ -481,8 +489,10 @@ class Catalog:
         with self._environment.begin(write=True) as transaction:
             transaction.delete(u32(number), db=self._segments)
             transaction.delete(u32(number), db=self._dead)
+        self._reading = None
 
     def close(self) -> None:
+        self._reading = None
         self._environment.close()
 
 

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+import msgspec
+
 # What a message costs beyond its payload: the bytes object, its slot, and three array entries.
 MESSAGE_OVERHEAD_BYTES: Final = 65
 # The same for the columns of what is not cold yet: five array entries and a slot.
@@ -59,17 +61,14 @@ def select(
     return first, stop
 
 
-class HotTail:
+class HotTail(msgspec.Struct, gc=False, eq=False):
     """The messages of one incarnation that are in memory, from `start` on."""
 
-    __slots__ = ("ends", "messages", "positions", "start", "times")
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.messages: list[bytes] = []
-        self.ends = _EMPTY[:]
-        self.positions = _EMPTY[:]
-        self.times = _EMPTY[:]
+    start: int
+    messages: list[bytes]
+    ends: array[int]
+    positions: array[int]
+    times: array[int]
 
     def read(self, offset: int, limit: int, bytes_max: int, *, at_least_one: bool = True) -> Run:
         """The whole messages whose end lies beyond `offset`, up to `limit` and `bytes_max`."""
@@ -157,7 +156,7 @@ class HotTier:
         """Add the messages of the record at `position`; the first one starts at `offset`."""
         tail = self.tails.get(incarnation)
         if tail is None:
-            tail = self.tails[incarnation] = HotTail(offset)
+            tail = self.tails[incarnation] = HotTail(offset, [], _EMPTY[:], _EMPTY[:], _EMPTY[:])
             self.bytes += TAIL_OVERHEAD_BYTES
         unflushed, count = self.unflushed, len(messages)
         if count == 1:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.parquet as parquet
 import pytest
 
-from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.shard.freezing import Frozen
 from millstream.shard.segmenting import segments
@@ -31,13 +30,7 @@ def flush(
 ) -> list[EncodedSegment]:
     """The segments that a flush of these runs makes; each comes with its bucket."""
     streams = {
-        run.incarnation: Stream(
-            run.incarnation,
-            StreamKey(bucket, run.stream),
-            run.content_type,
-            created_at_ms=0,
-            expiry=Expiry(None, None, None),
-        )
+        run.incarnation: Stream.created(run.incarnation, StreamKey(bucket, run.stream), run.content_type, 0)
         for bucket, run in runs
         if run.incarnation not in deleted
     }

@@ -33,9 +33,7 @@ expiries = st.one_of(
 def streams(draw: st.DrawFn) -> Stream:
     fork = draw(st.none() | st.builds(ForkPoint, number, number, number, number))
     content_type = draw(st.sampled_from(["text/plain", "application/json; x", "a/b"]))
-    stream = Stream(
-        draw(number), draw(keys), content_type, created_at_ms=draw(number), expiry=draw(expiries), fork=fork
-    )
+    stream = Stream.created(draw(number), draw(keys), content_type, draw(number), draw(expiries), fork)
     stream.last_write_at_ms, stream.last_access_ms = draw(number), draw(number)
     stream.tail = draw(number)
     stream.closed = draw(st.booleans())
@@ -48,7 +46,7 @@ def streams(draw: st.DrawFn) -> Stream:
 
 
 def fields(stream: Stream) -> dict[str, object]:
-    return {name: getattr(stream, name) for name in Stream.__slots__}
+    return {name: getattr(stream, name) for name in Stream.__struct_fields__}
 
 
 @given(streams())
@@ -98,7 +96,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def stream(incarnation: int, bucket: str, name: str, **values: object) -> Stream:
-    made = Stream(incarnation, StreamKey(bucket, name), "text/plain", created_at_ms=1, expiry=Expiry())
+    made = Stream.created(incarnation, StreamKey(bucket, name), "text/plain", 1)
     for field, value in values.items():
         setattr(made, field, value)
     return made
