@@ -29,6 +29,7 @@ from millstream.tiers.segments import (
     SCHEMA,
     Extent,
     Footer,
+    Pieces,
     SegmentInfo,
     SegmentWriter,
     decode_footer,
@@ -217,7 +218,7 @@ def _groups(runs: list[_Run], ends: memoryview[int]) -> Iterator[list[_Run]]:
         yield group
 
 
-def _pieces(group: list[_Run], ends: memoryview[int]) -> list[tuple[str, int, int, int, int]]:
+def _pieces(group: list[_Run], ends: memoryview[int]) -> Pieces:
     """The extents of a row group: runs that follow one another in a stream are one."""
     pieces: list[tuple[str, int, int, int, int]] = []
     for (stream, incarnation, start), row, count in group:
@@ -227,7 +228,7 @@ def _pieces(group: list[_Run], ends: memoryview[int]) -> list[tuple[str, int, in
             pieces.append((stream, incarnation, first, end, rows + count))
         else:
             pieces.append((stream, incarnation, start, end, count))
-    return pieces
+    return Pieces(*zip(*pieces, strict=True))
 
 
 def _taken(table: arrow.Table, group: list[_Run]) -> arrow.Table:

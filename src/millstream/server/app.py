@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import InvalidRequest, MillstreamError, NotFound
@@ -51,6 +50,7 @@ _PREFLIGHT: Final = Response(
 )
 
 PATH_BYTES_CACHED_MAX: Final = 512
+ROUTES_CACHED_MAX: Final = 4096
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
 _CONTROL_FOLDER: Final = _CONTROL_ROOT + b"/"
 _OF_BUCKETS: Final = ("bucket", "listing", "feed", "cold")
@@ -81,12 +81,22 @@ class Route(NamedTuple):
     key: StreamKey | None = None
 
 
+# All are forgotten when there are too many: to forget the oldest costs each path that is new more than the path itself.
+_routes: dict[bytes, Route] = {}
+
+
 def route(path: bytes) -> Route:
-    # A longer path can name nothing: three bytes for each of a key's, percent-encoded, and what surrounds it.
-    return _route(path) if len(path) <= PATH_BYTES_CACHED_MAX else _route.__wrapped__(path)
+    found = _routes.get(path)
+    if found is None:
+        found = _route(path)
+        # A longer path can name nothing: three bytes for each of a key's, percent-encoded, and what surrounds it.
+        if len(path) <= PATH_BYTES_CACHED_MAX:
+            if len(_routes) == ROUTES_CACHED_MAX:
+                _routes.clear()
+            _routes[path] = found
+    return found
 
 
-@lru_cache(maxsize=4096)  # what misses is cheap, as long as the cache itself stays in the processor's
 def _route(path: bytes) -> Route:
     plain = plain_key_of(path)
     if plain is not None:

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from itertools import islice
+from operator import sub
 from typing import Any, Final, NamedTuple
 
 import pyarrow as arrow
@@ -26,6 +26,7 @@ from millstream.tiers.segments import (
     ROW_GROUP_ROWS,
     SCHEMA,
     Extent,
+    Pieces,
     SegmentInfo,
     SegmentWriter,
     footer_bytes,
@@ -187,12 +188,24 @@ class Arranged:
         base = self._first
         return [self._messages[base + row] for row in self._rows[first:stop]]
 
-    def pieces(self, first: int, stop: int) -> Iterator[tuple[str, int, int, int, int]]:
-        """What the rows hold of each stream, as `SegmentWriter.describe` wants it."""
+    def pieces(self, first: int, stop: int) -> Iterator[Pieces]:
+        """What the rows hold of each stream, some streams at a time."""
         streams, incarnations = self._owners.streams, self._owners.incarnations
-        for owner, start, until in runs(self._owner.slice(first, stop - first)):
-            begin, end = self._start_of[first + start], self._end_of[first + until - 1]
-            yield streams[owner], incarnations[owner], begin, end, until - start
+        starts, ends = self._start_of[first:stop], self._end_of[first:stop]
+        same = compute.run_end_encode(self._owner.slice(first, stop - first))
+        values, stops = numbers(same.values, "i"), numbers(same.run_ends, "i")
+        begin = 0
+        for low in range(0, len(values), SLICE_PIECES):
+            owners, until = values[low : low + SLICE_PIECES].tolist(), stops[low : low + SLICE_PIECES].tolist()
+            since = [begin, *until[:-1]]
+            begin = until[-1]
+            yield Pieces(
+                [streams[owner] for owner in owners],
+                [incarnations[owner] for owner in owners],
+                [starts[row] for row in since],
+                [ends[row - 1] for row in until],
+                list(map(sub, until, since)),
+            )
 
     def batch(self, bucket: str, shard: int, first: int, stop: int, payloads: arrow.Array) -> arrow.RecordBatch:
         rows = stop - first
@@ -228,8 +241,8 @@ def encoding(arranged: Arranged, part: Part, shard: int) -> Encoding:
     first = part.first
     while first < part.stop:
         stop = arranged.row_group(part, first)
-        pieces = arranged.pieces(first, stop)
-        while writer.describe(islice(pieces, SLICE_PIECES)):
+        for pieces in arranged.pieces(first, stop):
+            writer.describe(pieces)
             yield None
         payloads = binaries(arranged.payloads(first, stop))
         yield partial(_write, writer, arranged, part.bucket, shard, first, stop, payloads)

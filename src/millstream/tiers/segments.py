@@ -12,8 +12,8 @@ from __future__ import annotations
 import io
 import zlib
 from array import array
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -63,6 +63,16 @@ class Extent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rows: int
 
 
+class Pieces(NamedTuple):
+    """Consecutive runs of rows, each of one incarnation, as columns."""
+
+    streams: Sequence[str]
+    incarnations: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    rows: Sequence[int]
+
+
 class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a segment's footer says of the whole."""
 
@@ -100,20 +110,25 @@ class SegmentWriter:
         self.extents: list[Extent] = []
         self._groups = self._rows = self._rows_in_group = self._payload_bytes = 0
 
-    def write(self, batch: arrow.RecordBatch, pieces: Iterable[tuple[str, int, int, int, int]]) -> None:
-        """One row group; `pieces` are its runs in order: stream, incarnation, first and last offset, rows."""
+    def write(self, batch: arrow.RecordBatch, pieces: Pieces) -> None:
+        """One row group, of which the pieces are all there is."""
         self.describe(pieces)
         self.write_batch(batch)
 
-    def describe(self, pieces: Iterable[tuple[str, int, int, int, int]]) -> int:
-        """Note what the row group that is written next holds; returns how many pieces that were."""
-        before, row = len(self.extents), self._rows_in_group
-        for stream, incarnation, offset_start, offset_end, rows in pieces:
-            self.extents.append(Extent(stream, incarnation, offset_start, offset_end, self._groups, row, rows))
-            row += rows
-            self._payload_bytes += offset_end - offset_start
-        self._rows_in_group = row
-        return len(self.extents) - before
+    def describe(self, pieces: Pieces) -> None:
+        """Note what the row group that is written next holds; it may be said in several parts."""
+        *firsts, self._rows_in_group = accumulate(pieces.rows, initial=self._rows_in_group)
+        self.extents += map(
+            Extent,
+            pieces.streams,
+            pieces.incarnations,
+            pieces.starts,
+            pieces.ends,
+            repeat(self._groups),
+            firsts,
+            pieces.rows,
+        )
+        self._payload_bytes += sum(pieces.ends) - sum(pieces.starts)
 
     def write_batch(self, batch: arrow.RecordBatch) -> None:
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
