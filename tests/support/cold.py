@@ -10,6 +10,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -45,8 +46,12 @@ class FolderStore:
         return open_objects(ObjectStoreSettings("fs", self.folder, {}))
 
     def listing(self) -> dict[str, int]:
-        files = (path for path in self.folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.folder)): path.stat().st_size for path in files}
+        sizes = {}
+        for path in self.folder.rglob("*"):
+            with suppress(FileNotFoundError):  # the server deletes some meanwhile
+                if path.is_file():
+                    sizes[str(path.relative_to(self.folder))] = path.stat().st_size
+        return sizes
 
 
 class S3Prefix:

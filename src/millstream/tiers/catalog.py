@@ -5,21 +5,24 @@ changed since the last one together with the log position it reflects, in one tr
 exactly the log up to `position`, and the cold tier covers exactly that.
 
     meta           "position" → first position not reflected, which is also the first the log must hold;
-                   "format" → 1
-    streams        bucket \\0 stream → StreamRow
+                   "format" → 2
+    streams        bucket \\0 stream → incarnation, where its newest cold messages lie, StreamRow (`pack_stream`)
     incarnations   u64, big-endian → bucket \\0 stream
     expiring       the same, only for streams with a deadline
-    extents        incarnation, first offset (u64s, big-endian) → ExtentRow: where cold messages lie
+    extents        incarnation, first offset (u64s, big-endian) → ExtentRow: where the other cold messages lie
     segments       number (u32, big-endian) → SegmentRow
     dead           number of a segment nothing refers to → when that was noticed, in milliseconds
     flushes        position a flush reached (u64, big-endian) → FlushRow
     blobs          the names of the blobs that snapshots refer to
     singletons     "buckets", "subscriptions", "secrets" → rows
+
+A flush of very many streams writes a page or two for each of them, which lie anywhere. So that it is one, what the
+flush adds to a stream's index goes into the row that it writes in any case; when that has become many, to `extents`.
 """
 
 from __future__ import annotations
 
-from array import array
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,42 +35,56 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef
 from millstream.streams.state import Stream
 from millstream.tiers.catalog_rows import (
+    NO_EXTENTS,
     Checkpoint,
     ColdTotals,
     ExtentRow,
     FlushRow,
     FoundExtent,
     Kept,
+    PlacedExtent,
     SealedFlush,
     SealedReplacement,
-    SealedSegment,
     SegmentRow,
     decode_extent,
     decode_flush,
     decode_key,
+    decode_own,
+    decode_placed,
     decode_segment,
     decode_stream,
     decode_stream_row,
     encode_key,
     encode_row,
     encode_stream,
+    own_extents,
     pack_pair,
+    pack_stream,
     restore_singletons,
+    row_of,
     u32,
     u64,
+    with_extents,
 )
-from millstream.tiers.columns import binaries, integers, numbers, order_of
+from millstream.tiers.columns import binaries, numbers, order_of
 from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
 from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream, Replacement, manifest_format
 from millstream.tiers.segments import Extent
 
+logger = logging.getLogger("millstream.catalog")
+
 T = TypeVar("T")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
 # About a millisecond of writing; to hand each to the thread and hear of it takes a fifth of one.
-SLICE_ROWS: Final = 384
+SLICE_ROWS: Final = 256
+SLICE_EXTENTS: Final = 1024
+
+
+Fresh = dict[int, list[bytes]]
+"""What a checkpoint adds to the index, by incarnation: encoded as a stream's row would hold them."""
 
 
 class Catalog:
@@ -93,24 +110,38 @@ class Catalog:
         with self._environment.begin(db=self._meta) as transaction:
             found = int(transaction.get(b"format", str(FORMAT).encode()))
             self.position = int(transaction.get(b"position", b"1"))
-        if found != FORMAT:
+        if found == 1:
+            self._upgrade()
+        elif found != FORMAT:
             raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
         # For loading streams: to begin a transaction takes as long as to look something up. Whoever has written lets
         # go of it; it ends when nobody uses it any more.
         self._reading: Any = None
 
+    def _upgrade(self) -> None:
+        """From format 1, in which rows held no extents."""
+        logger.info("the catalog is rewritten in format %d", FORMAT)
+        with self._environment.begin(write=True) as transaction, transaction.cursor(db=self._streams) as cursor:
+            found = cursor.first()
+            while found:
+                name, row = cursor.item()
+                cursor.put(name, pack_stream(decode_stream_row(row).incarnation, NO_EXTENTS, row))
+                found = cursor.next()
+            transaction.put(b"format", str(FORMAT).encode(), db=self._meta)
+
     # -- StateSource -----------------------------------------------------------------------------------------
 
     def load_key(self, key: StreamKey) -> Stream | None:
-        row = self._lookups().get(encode_key(key))
-        return decode_stream(key, row) if row is not None else None
+        packed = self._lookups().get(encode_key(key))
+        return decode_stream(key, row_of(packed)) if packed is not None else None
 
     def load_incarnation(self, incarnation: int) -> Stream | None:
         lookups = self._lookups()
         name = lookups.get(u64(incarnation), db=self._incarnations)
-        row = lookups.get(name) if name is not None else None
-        stream = decode_stream(decode_key(name), row) if row is not None else None
-        return stream if stream is not None and stream.incarnation == incarnation else None
+        packed = lookups.get(name) if name is not None else None
+        if packed is None or not packed.startswith(u64(incarnation)):
+            return None
+        return decode_stream(decode_key(name), row_of(packed))
 
     def _lookups(self) -> Any:
         transaction = self._reading
@@ -128,20 +159,20 @@ class Catalog:
         with self._environment.begin(db=self._streams) as transaction, transaction.cursor() as cursor:
             found = cursor.set_range(max(prefix, after))
             while found:
-                name, row = cursor.item()
+                name, packed = cursor.item()
                 if not name.startswith(prefix):
                     return
                 if name > after:
-                    yield name, row
+                    yield name, row_of(packed)
                 found = cursor.next()
 
     def expiring(self) -> Iterator[tuple[int, int]]:
         """The incarnation and the deadline of every stream that has one."""
         with self._environment.begin() as transaction, transaction.cursor(db=self._expiring) as cursor:
             for incarnation, name in cursor:
-                row = transaction.get(name, db=self._streams)
-                if row is not None:
-                    stream = decode_stream(decode_key(name), row)
+                packed = transaction.get(name, db=self._streams)
+                if packed is not None:
+                    stream = decode_stream(decode_key(name), row_of(packed))
                     deadline_ms = stream.expiry.deadline_ms(stream.last_access_ms)
                     if deadline_ms is not None:
                         yield int.from_bytes(incarnation, "big"), deadline_ms
@@ -166,26 +197,25 @@ class Catalog:
         # In the order of their trees: neighbours share a page, and it is found and copied once. Sorting takes a while,
         # and the loop has not begun to wait yet.
         streams = _sorted(checkpoint.streams, binaries([stream.name for stream in checkpoint.streams]))
-        flushes = [flush._replace(segments=[_in_order(one) for one in flush.segments]) for flush in checkpoint.flushes]
         with self._environment.begin(write=True) as transaction:
             yield True
-            for flush in flushes:
-                yield from self._add_flush(transaction, flush)
+            fresh: Fresh = {}
+            for flush in checkpoint.flushes:
+                yield from self._add_flush(transaction, flush, fresh)
+            numbers_gone = (int.from_bytes(incarnation, "big") for incarnation, _ in checkpoint.removed)
+            yield from self._put_extents(transaction, {gone: fresh.pop(gone, []) for gone in numbers_gone})
             for removed in batched(checkpoint.removed, SLICE_ROWS):
                 for incarnation, name in removed:
-                    # The name may belong to a successor by now; its row is then in this same checkpoint.
-                    transaction.delete(name, db=self._streams)
-                    transaction.delete(incarnation, db=self._incarnations)
-                    transaction.delete(incarnation, db=self._expiring)
-                    self._drop_extents(transaction, incarnation, None, checkpoint.now_ms)
+                    self._remove(transaction, incarnation, name, checkpoint.now_ms)
                 yield True
+            for blob in checkpoint.freed_blobs:
+                transaction.delete(blob, db=self._blobs)
+            yield from self._put_streams(transaction, streams, fresh)
+            yield from self._put_extents(transaction, fresh)
             for trimmed in batched(checkpoint.trimmed, SLICE_ROWS):
                 for number, earliest in trimmed:
                     self._drop_extents(transaction, u64(number), earliest, checkpoint.now_ms)
                 yield True
-            for blob in checkpoint.freed_blobs:
-                transaction.delete(blob, db=self._blobs)
-            yield from self._put_streams(transaction, streams)
             for name, row in checkpoint.singletons.items():
                 transaction.put(name, row, db=self._singletons)
             yield False
@@ -197,15 +227,28 @@ class Catalog:
         self._reading = None
         self.position = checkpoint.position
 
-    def _put_streams(self, transaction: Any, streams: Sequence[ManifestStream]) -> Iterator[bool]:
+    def _put_streams(self, transaction: Any, streams: Sequence[ManifestStream], fresh: Fresh) -> Iterator[bool]:
+        """Write rows, each with what is fresh of its stream; `fresh` is left with what found no row."""
         with transaction.cursor(db=self._streams) as cursor:
             for some in batched(streams, SLICE_ROWS):
-                cursor.putmulti([(stream.name, stream.row) for stream in some])
+                rows, crowded = [], {}
                 for stream in some:
+                    is_new = stream.incarnation >= self.position
+                    packed = None if is_new else transaction.get(stream.name, db=self._streams)
+                    own = own_extents(packed, stream.incarnation)
+                    added = fresh.pop(stream.incarnation, None)
+                    if added is not None:
+                        extended = with_extents(own, added)
+                        if extended is None:
+                            crowded[stream.incarnation] = [*map(encode_row, decode_own(own)), *added]
+                        own = extended or NO_EXTENTS
+                    rows.append((stream.name, pack_stream(stream.incarnation, own, stream.row)))
                     # An incarnation keeps its name, and the catalog has it since the checkpoint after its creation.
-                    if stream.incarnation >= self.position or stream.expires or stream.blob is not None:
+                    if is_new or stream.expires or stream.blob is not None:
                         self._put_references(transaction, stream)
+                cursor.putmulti(rows)
                 yield True
+                yield from self._put_extents(transaction, crowded)
 
     def _put_references(self, transaction: Any, stream: ManifestStream) -> None:
         if stream.blob is not None:
@@ -215,7 +258,15 @@ class Catalog:
         if stream.expires:
             transaction.put(incarnation, stream.name, overwrite=False, db=self._expiring)
 
-    def _add_flush(self, transaction: Any, flush: SealedFlush) -> Iterator[bool]:
+    def _remove(self, transaction: Any, incarnation: bytes, name: bytes, now_ms: int) -> None:
+        self._drop_extents(transaction, incarnation, None, now_ms)
+        # The name may belong to a successor by now; its row is then in this same checkpoint.
+        transaction.delete(name, db=self._streams)
+        transaction.delete(incarnation, db=self._incarnations)
+        transaction.delete(incarnation, db=self._expiring)
+
+    def _add_flush(self, transaction: Any, flush: SealedFlush, fresh: Fresh) -> Iterator[bool]:
+        """Note a flush and its segments; where their messages lie goes into `fresh`."""
         number = self._last_segment(transaction)
         numbers = []
         for segment, extents in flush.segments:
@@ -223,24 +274,25 @@ class Catalog:
             numbers.append(number)
             row = SegmentRow(segment, segment.payload_bytes)
             transaction.put(u32(number), encode_row(row), db=self._segments)
-            yield from self._put_extents(transaction, number, extents)
+            for some in batched(extents, SLICE_EXTENTS):
+                for one in some:
+                    placed = one.offset_start, one.offset_end, number, one.row_group, one.row_start, one.rows
+                    fresh.setdefault(one.incarnation, []).append(encode_row(placed))
+                yield True
         row_of_flush = FlushRow(flush.first_position, flush.notes, numbers)
         transaction.put(u64(flush.through), encode_row(row_of_flush), db=self._flushes)
 
-    def _put_extents(self, transaction: Any, number: int, extents: Sequence[Extent]) -> Iterator[bool]:
-        """There may be as many as messages; the values are the fields of an `ExtentRow`."""
+    def _put_extents(self, transaction: Any, extents: Fresh) -> Iterator[bool]:
+        """There may be as many as messages."""
         with transaction.cursor(db=self._extents) as cursor:
-            for some in batched(extents, SLICE_ROWS):
-                cursor.putmulti(
-                    [
-                        (
-                            pack_pair(one.incarnation, one.offset_start),
-                            encode_row((one.offset_end, number, one.row_group, one.row_start, one.rows)),
-                        )
-                        for one in some
-                    ]
-                )
-                yield True
+            for incarnations in batched(sorted(extents), SLICE_ROWS):
+                encoded = [(incarnation, one) for incarnation in incarnations for one in extents[incarnation]]
+                for some in batched(encoded, SLICE_ROWS):
+                    placed = [(incarnation, decode_placed(one)) for incarnation, one in some]
+                    cursor.putmulti(
+                        [(pack_pair(incarnation, one.offset_start), encode_row(one.row)) for incarnation, one in placed]
+                    )
+                    yield True
 
     def _last_segment(self, transaction: Any) -> int:
         with transaction.cursor(db=self._segments) as cursor:
@@ -279,6 +331,7 @@ class Catalog:
                 if extent.incarnation != incarnation:
                     incarnation = extent.incarnation
                     kept = self._kept(transaction, u64(incarnation))
+                    self._empty_row(transaction, incarnation)
                 if old:
                     _drop_old(cursor, extent, old)
                 if kept is None or extent.offset_end <= kept.earliest:
@@ -289,15 +342,27 @@ class Catalog:
                 live_bytes += extent.offset_end - extent.offset_start
         return live_bytes
 
+    def _empty_row(self, transaction: Any, incarnation: int) -> None:
+        """Move the extents that a stream's row holds to the table of extents."""
+        name, packed = self._packed(transaction, u64(incarnation))
+        own = own_extents(packed, incarnation)
+        if packed is not None and own != NO_EXTENTS:
+            for _ in self._put_extents(transaction, {incarnation: [*map(encode_row, decode_own(own))]}):
+                pass
+            transaction.put(name, pack_stream(incarnation, NO_EXTENTS, row_of(packed)), db=self._streams)
+
+    def _packed(self, transaction: Any, incarnation: bytes) -> tuple[bytes, bytes | None]:
+        """The name and the row of an incarnation, if it is there."""
+        name = transaction.get(incarnation, b"", db=self._incarnations)
+        packed = transaction.get(name, db=self._streams) if name else None
+        return name, packed if packed is not None and packed.startswith(incarnation) else None
+
     def _kept(self, transaction: Any, incarnation: bytes) -> Kept | None:
         """From which offset on an incarnation's messages count; None if it is gone."""
-        name = transaction.get(incarnation, db=self._incarnations)
-        data = transaction.get(name, db=self._streams) if name is not None else None
-        if data is None:
+        _, packed = self._packed(transaction, incarnation)
+        if packed is None:
             return None
-        row = decode_stream_row(data)
-        if row.incarnation != int.from_bytes(incarnation, "big"):
-            return None
+        row = decode_stream_row(row_of(packed))
         return Kept(0 if row.forks else row.earliest, row.content_type)
 
     def kept(self, incarnation: int) -> Kept | None:
@@ -339,6 +404,19 @@ class Catalog:
                 start = int.from_bytes(cursor.key()[8:], "big")
                 freed[row.segment] = freed.get(row.segment, 0) + row.offset_end - start
                 found = cursor.delete()
+        name, packed = self._packed(transaction, incarnation)
+        placed = decode_own(own_extents(packed, int.from_bytes(incarnation, "big")))
+        left = [one for one in placed if before is not None and one.offset_end > before]
+        if packed is not None and len(left) < len(placed):
+            for one in placed[: len(placed) - len(left)]:
+                freed[one.segment] = freed.get(one.segment, 0) + one.offset_end - one.offset_start
+            own = with_extents(NO_EXTENTS, [*map(encode_row, left)]) or NO_EXTENTS
+            transaction.put(
+                name, pack_stream(int.from_bytes(incarnation, "big"), own, row_of(packed)), db=self._streams
+            )
+        self._count_freed(transaction, freed, now_ms)
+
+    def _count_freed(self, transaction: Any, freed: dict[int, int], now_ms: int) -> None:
         for number, size in freed.items():
             data = transaction.get(u32(number), db=self._segments)
             if data is not None:
@@ -370,7 +448,8 @@ class Catalog:
             singletons = {name.decode(): bytes(row) for name, row in transaction.cursor(db=self._singletons)}
             part = 1
             rows: list[ManifestStream] = []
-            for name, row in transaction.cursor(db=self._streams):
+            for name, packed in transaction.cursor(db=self._streams):
+                row = row_of(packed)
                 stream = encode_stream(decode_stream(decode_key(name), row))
                 rows.append(ManifestStream(stream.incarnation, name, row, stream.expires, stream.blob))
                 if len(rows) == rows_per_part:
@@ -398,49 +477,66 @@ class Catalog:
         """Forget cold messages of incarnations that are gone and before earliest offsets: footers still list them."""
         with self._environment.begin(write=True) as transaction:
             with transaction.cursor(db=self._extents) as cursor:
-                incarnations = []
+                gone = []
                 found = cursor.first()
                 while found:
-                    incarnations.append(cursor.key()[:8])
-                    found = cursor.set_range(u64(int.from_bytes(incarnations[-1], "big") + 1))
-            for incarnation in incarnations:
-                name = transaction.get(incarnation, db=self._incarnations)
-                row = transaction.get(name, db=self._streams) if name is not None else None
-                if row is None:
-                    self._drop_extents(transaction, incarnation, None, now_ms)
-                    continue
-                stream = decode_stream_row(row)
-                if stream.earliest and not stream.forks:
-                    self._drop_extents(transaction, incarnation, stream.earliest, now_ms)
+                    incarnation = cursor.key()[:8]
+                    if self._packed(transaction, incarnation)[1] is None:
+                        gone.append(incarnation)
+                    found = cursor.set_range(u64(int.from_bytes(incarnation, "big") + 1))
+            rows = (decode_stream_row(row_of(packed)) for _, packed in transaction.cursor(db=self._streams))
+            trimmed = [(row.incarnation, row.earliest) for row in rows if row.earliest and not row.forks]
+            for incarnation in gone:
+                self._drop_extents(transaction, incarnation, None, now_ms)
+            for number, earliest in trimmed:
+                self._drop_extents(transaction, u64(number), earliest, now_ms)
         self._reading = None
 
     # -- the cold index ----------------------------------------------------------------------------------------
 
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent | None:
         """The extent that holds the message after an offset, if it is cold."""
-        prefix = u64(incarnation)
-        with self._environment.begin(db=self._extents) as transaction, transaction.cursor() as cursor:
-            found = cursor.set_range(prefix + u64(offset + 1))
-            found = cursor.prev() if found else cursor.last()
-            while found and cursor.key()[:8] <= prefix:
+        with self._environment.begin() as transaction:
+            found = [one for one in self._own_extents(transaction, incarnation) if one.offset_end > offset][:1]
+            return min(
+                [FoundExtent(one.offset_start, one.row) for one in found]
+                + self._listed_extents(transaction, u64(incarnation), offset),
+                default=None,
+                key=lambda one: one.offset_start,
+            )
+
+    def _own_extents(self, transaction: Any, incarnation: int) -> list[PlacedExtent]:
+        """Those in the stream's row."""
+        _, packed = self._packed(transaction, u64(incarnation))
+        return decode_own(own_extents(packed, incarnation))
+
+    def _listed_extents(self, transaction: Any, incarnation: bytes, offset: int) -> list[FoundExtent]:
+        """The first in the table of extents that ends beyond an offset, or none."""
+        with transaction.cursor(db=self._extents) as cursor:
+            is_behind = cursor.set_range(incarnation + u64(offset + 1))
+            found = (cursor.prev() or cursor.first()) if is_behind else cursor.last()
+            while found and cursor.key()[:8] <= incarnation:
                 key, value = cursor.item()
-                if key.startswith(prefix):
+                if key.startswith(incarnation):
                     row = decode_extent(value)
                     if row.offset_end > offset:
-                        return FoundExtent(int.from_bytes(key[8:], "big"), row)
+                        return [FoundExtent(int.from_bytes(key[8:], "big"), row)]
                 found = cursor.next()
-        return None
+        return []
+
+    def extent_of(self, incarnation: int, offset_start: int) -> ExtentRow | None:
+        """The extent that starts exactly there."""
+        with self._environment.begin() as transaction:
+            data = transaction.get(pack_pair(incarnation, offset_start), db=self._extents)
+            if data is not None:
+                return decode_extent(data)
+            own = self._own_extents(transaction, incarnation)
+            return next((one.row for one in own if one.offset_start == offset_start), None)
 
     def segment(self, number: int) -> SegmentRef | None:
         with self._environment.begin(db=self._segments) as transaction:
             data = transaction.get(u32(number))
             return decode_segment(data).segment if data is not None else None
-
-    def extent_of(self, incarnation: int, offset_start: int) -> ExtentRow | None:
-        """The extent that starts exactly there."""
-        with self._environment.begin(db=self._extents) as transaction:
-            data = transaction.get(u64(incarnation) + u64(offset_start))
-            return decode_extent(data) if data is not None else None
 
     def segments(self) -> Iterator[tuple[int, SegmentRow]]:
         with self._environment.begin(db=self._segments) as transaction, transaction.cursor() as cursor:
@@ -499,11 +595,6 @@ class Catalog:
 def _sorted(items: Sequence[T], column: Any) -> list[T]:
     """The items in the order of a column that has a value for each."""
     return [items[index] for index in numbers(order_of(column), "Q")]
-
-
-def _in_order(sealed: SealedSegment) -> SealedSegment:
-    incarnations = integers(array("q", [extent.incarnation for extent in sealed.extents]))
-    return sealed._replace(extents=_sorted(sealed.extents, incarnations))
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

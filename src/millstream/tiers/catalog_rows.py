@@ -71,6 +71,21 @@ class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rows: int
 
 
+class PlacedExtent(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The same with the offset they start at, as a stream's own row holds them."""
+
+    offset_start: int
+    offset_end: int
+    segment: int
+    row_group: int
+    row_start: int
+    rows: int
+
+    @property
+    def row(self) -> ExtentRow:
+        return ExtentRow(self.offset_end, self.segment, self.row_group, self.row_start, self.rows)
+
+
 class SegmentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     segment: SegmentRef
     live_bytes: int
@@ -124,6 +139,8 @@ class FoundExtent(NamedTuple):
 encode_row: Final = msgspec.msgpack.Encoder().encode
 decode_stream_row: Final = msgspec.msgpack.Decoder(StreamRow).decode
 decode_extent: Final = msgspec.msgpack.Decoder(ExtentRow).decode
+decode_placed: Final = msgspec.msgpack.Decoder(PlacedExtent).decode
+decode_own: Final = msgspec.msgpack.Decoder(list[PlacedExtent]).decode
 decode_segment: Final = msgspec.msgpack.Decoder(SegmentRow).decode
 decode_flush: Final = msgspec.msgpack.Decoder(FlushRow).decode
 _BUCKETS: Final = msgspec.msgpack.Decoder(list[BucketRow])
@@ -156,6 +173,43 @@ def u64(number: int) -> bytes:
 
 pack_pair: Final = struct.Struct(">QQ").pack
 """Two numbers as `u64` writes each."""
+
+
+# -- streams -------------------------------------------------------------------------------------------------------
+
+# A row of the table of streams: incarnation, how many bytes of extents, the extents, the StreamRow. The extents are an
+# array of a few, whose first byte says how many.
+_HEAD: Final = struct.Struct(">QH")
+_COUNT: Final = 0x90
+NO_EXTENTS: Final = bytes([_COUNT])
+OWN_EXTENTS_MAX: Final = 8
+
+
+def pack_stream(incarnation: int, extents: bytes, row: bytes) -> bytes:
+    return _HEAD.pack(incarnation, len(extents)) + extents + row
+
+
+def row_of(packed: bytes) -> bytes:
+    return packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
+
+
+def own_extents(packed: bytes | None, incarnation: int) -> bytes:
+    """The extents in a row, if there is one and it is this incarnation's."""
+    if packed is None:
+        return NO_EXTENTS
+    owner, size = _HEAD.unpack_from(packed)
+    return packed[_HEAD.size : _HEAD.size + size] if owner == incarnation else NO_EXTENTS
+
+
+def with_extents(own: bytes, added: Sequence[bytes]) -> bytes | None:
+    """A row's extents and more of them, unless those are more than a row should hold."""
+    count = (own[0] ^ _COUNT) + len(added)
+    if count > OWN_EXTENTS_MAX:
+        return None
+    return b"".join((_COUNTS[count], own[1:], *added))
+
+
+_COUNTS: Final = [bytes([_COUNT | count]) for count in range(OWN_EXTENTS_MAX + 1)]
 
 
 def encode_key(key: StreamKey) -> bytes:

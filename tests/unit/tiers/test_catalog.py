@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import lmdb
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import Corrupt
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
-from millstream.streams.records import ForkPoint
+from millstream.streams.records import ForkPoint, SegmentRef
 from millstream.streams.state import Stream
-from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, decode_key, decode_stream, encode_key, encode_stream
+from millstream.tiers.catalog import Catalog, batched
+from millstream.tiers.catalog_rows import (
+    OWN_EXTENTS_MAX,
+    Checkpoint,
+    ExtentRow,
+    SealedFlush,
+    SealedReplacement,
+    SealedSegment,
+    decode_key,
+    decode_stream,
+    encode_key,
+    encode_row,
+    encode_stream,
+    u64,
+)
+from millstream.tiers.segments import Extent
 
 number = st.integers(0, 2**62)
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -188,9 +204,183 @@ def test_only_streams_with_a_deadline_are_listed_as_expiring(catalog: Catalog) -
     assert list(catalog.expiring()) == [(1, 61_000)]
 
 
-def test_a_catalog_of_another_format_is_refused(tmp_path: Path) -> None:
-    import lmdb
+# -- where cold messages lie ------------------------------------------------------------------------------------
 
+
+def segment_ref(number: int, extents: list[Extent]) -> SegmentRef:
+    size = sum(one.offset_end - one.offset_start for one in extents)
+    return SegmentRef(f"segment-{number}", "logs", 1, 0, len(extents), size, number, number, 0, 0, 0, 0)
+
+
+class Model:
+    """What a catalog should know of a few streams after any number of flushes, trims and deletions."""
+
+    def __init__(self) -> None:
+        self.streams = {name: stream(number, "logs", name) for number, name in enumerate("abc", 1)}
+        self.extents: dict[int, list[tuple[int, int, int]]] = {1: [], 2: [], 3: []}
+        self.gone: list[Stream] = []
+        self.segments: dict[int, int] = {}  # their live bytes
+        self.position = 4
+
+    def flush(self, sizes: dict[str, list[int]]) -> SealedFlush:
+        """Append messages, a row group for each, in a segment for every two of them."""
+        self.position += 10
+        found: list[Extent] = []
+        for name, lengths in sorted(sizes.items()):
+            owner = self.streams[name]
+            for length in lengths:
+                found.append(Extent(name, owner.incarnation, owner.tail, owner.tail + length, len(found), 0, 1))
+                owner.tail += length
+        sealed = []
+        for some in batched(found, 2):
+            number = len(self.segments) + 1
+            self.segments[number] = sum(one.offset_end - one.offset_start for one in some)
+            sealed.append(SealedSegment(segment_ref(number, list(some)), list(some)))
+            for one in some:
+                self.extents[one.incarnation].append((one.offset_start, one.offset_end, number))
+        return SealedFlush(self.position, self.position - 10, "", sealed)
+
+    def drop(self, incarnation: int, before: int) -> None:
+        for start, end, number in self.extents[incarnation]:
+            if end <= before:
+                self.segments[number] -= end - start
+        self.extents[incarnation] = [one for one in self.extents[incarnation] if one[1] > before]
+
+    def trim(self, name: str, share: float) -> None:
+        owner = self.streams[name]
+        bounds = [0, *(end for _, end, _ in self.extents[owner.incarnation])]
+        owner.earliest = max(owner.earliest, bounds[int(share * (len(bounds) - 1))])
+        self.drop(owner.incarnation, owner.earliest)
+
+    def replace(self, name: str) -> Stream:
+        old = self.streams[name]
+        self.drop(old.incarnation, old.tail)
+        del self.extents[old.incarnation]
+        self.gone.append(old)
+        self.streams[name] = stream(self.position - 1, "logs", name)
+        self.extents[self.position - 1] = []
+        return old
+
+    def save(self, catalog: Catalog, *flushes: SealedFlush, removed: tuple[Stream, ...] = ()) -> None:
+        trimmed = [(one.incarnation, one.earliest) for one in self.streams.values() if one.earliest]
+        saved = checkpoint(self.position, *self.streams.values(), removed=removed)
+        catalog.write(saved._replace(flushes=list(flushes), trimmed=trimmed, now_ms=NOW_MS))
+
+    def check(self, catalog: Catalog) -> None:
+        for owner in self.streams.values():
+            loaded = catalog.load_key(owner.key)
+            assert loaded is not None
+            assert fields(loaded) == fields(owner)
+            for offset in range(owner.tail + 1):
+                expected = next((one for one in self.extents[owner.incarnation] if one[1] > offset), None)
+                found = catalog.extent_at(owner.incarnation, offset)
+                assert (found and (found.offset_start, found.row.offset_end, found.row.segment)) == expected
+            for start, end, number in self.extents[owner.incarnation]:
+                exact = catalog.extent_of(owner.incarnation, start)
+                assert exact is not None
+                assert (exact.offset_end, exact.segment) == (end, number)
+        for owner in self.gone:
+            assert catalog.load_incarnation(owner.incarnation) is None
+            assert catalog.extent_at(owner.incarnation, 0) is None
+        assert {number: row.live_bytes for number, row in catalog.segments()} == self.segments
+        assert set(catalog.dead_segments(NOW_MS)) == {number for number, live in self.segments.items() if not live}
+
+
+NOW_MS = 5
+lengths = st.lists(st.integers(1, 3), max_size=4)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from("abc"), lengths),
+            st.dictionaries(st.sampled_from("abc"), st.floats(0, 1), max_size=1),
+            st.sampled_from(["", "", "", "a", "b"]),
+        ),
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_the_index_is_as_if_every_extent_were_on_its_own(
+    steps: list[tuple[dict[str, list[int]], dict[str, float], str]],
+) -> None:
+    model = Model()
+    with TemporaryDirectory() as directory:
+        catalog = Catalog(Path(directory))
+        model.save(catalog)
+        for sizes, trims, replaced in steps:
+            flush = model.flush(sizes)
+            for name, share in trims.items():
+                model.trim(name, share)
+            removed = (model.replace(replaced),) if replaced else ()
+            model.save(catalog, flush, removed=removed)
+            model.check(catalog)
+        catalog.close()
+
+
+def test_extents_are_found_wherever_they_are_kept(catalog: Catalog) -> None:
+    model = Model()
+    model.save(catalog)
+    for _ in range(2 * OWN_EXTENTS_MAX + 3):
+        model.save(catalog, model.flush({"a": [1]}))
+        model.check(catalog)
+
+
+def test_a_compaction_stands_for_what_rows_and_the_table_hold(catalog: Catalog) -> None:
+    model = Model()
+    model.save(catalog)
+    for _ in range(OWN_EXTENTS_MAX + 3):
+        model.save(catalog, model.flush({"a": [2], "b": [1]}))
+    ends = {name: model.streams[name].tail for name in "ab"}
+    extents = [Extent(name, number, 0, ends[name], 0, 0, 1) for number, name in enumerate("ab", 1)]
+    whole = SealedReplacement(
+        [f"segment-{number}" for number in model.segments], [SealedSegment(segment_ref(99, extents), extents)]
+    )
+    model.position += 1
+    catalog.write(checkpoint(model.position)._replace(replacements=[whole], now_ms=NOW_MS))
+    number = len(model.segments) + 1
+    model.segments = dict.fromkeys(model.segments, 0) | {number: sum(ends.values())}
+    model.extents |= {incarnation: [(0, ends[name], number)] for incarnation, name in enumerate("ab", 1)}
+    model.check(catalog)
+    model.save(catalog, model.flush({"a": [3]}))
+    model.check(catalog)
+
+
+def test_what_footers_list_of_streams_that_are_gone_or_trimmed_is_dropped(catalog: Catalog) -> None:
+    model = Model()
+    flush = model.flush({"a": [1, 1], "b": [1]})
+    model.streams["a"].earliest = 1
+    kept = [model.streams["a"], model.streams["c"]]
+    catalog.write(checkpoint(model.position, *kept)._replace(flushes=[flush]))
+    catalog.drop_dead_extents(NOW_MS)
+    assert catalog.extent_at(2, 0) is None
+    found = catalog.extent_at(1, 0)
+    assert found is not None
+    assert found.offset_start == 1
+    assert [row.live_bytes for _, row in catalog.segments()] == [1, 0]
+
+
+def test_a_catalog_of_the_first_format_is_rewritten(tmp_path: Path) -> None:
+    saved = stream(7, "logs", "a", tail=5)
+    with lmdb.open(str(tmp_path), max_dbs=16) as environment:
+        tables = {name: environment.open_db(name) for name in (b"meta", b"streams", b"incarnations", b"extents")}
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"format", b"1", db=tables[b"meta"])
+            transaction.put(b"position", b"20", db=tables[b"meta"])
+            transaction.put(encode_key(saved.key), encode_stream(saved).row, db=tables[b"streams"])
+            transaction.put(u64(7), encode_key(saved.key), db=tables[b"incarnations"])
+            transaction.put(u64(7) + u64(0), encode_row(ExtentRow(5, 3, 2, 1, 4)), db=tables[b"extents"])
+    for _ in range(2):
+        catalog = Catalog(tmp_path)
+        loaded = catalog.load_key(saved.key)
+        assert loaded is not None
+        assert fields(loaded) == fields(saved)
+        assert catalog.extent_at(7, 2) == (0, ExtentRow(5, 3, 2, 1, 4))
+        assert catalog.position == 20
+        catalog.close()
+
+
+def test_a_catalog_of_another_format_is_refused(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path), max_dbs=8) as environment:
         meta = environment.open_db(b"meta")
         with environment.begin(write=True, db=meta) as transaction:
