@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from millstream.protocol.keys import StreamKey
 from millstream.tiers.hot import HotTier, Unflushed
-from millstream.tiers.segment_encoder import Arranged, EncodedSegment, Owners, encoding, slabs
+from millstream.tiers.segment_encoder import Arranged, EncodedSegment, OwnerColumns, Owners, encoding, slabs
 
 START_MS = 1_700_000_000_000
 
@@ -53,15 +53,18 @@ def unflushed_of(runs: list[Run]) -> Unflushed:
     return hot.unflushed
 
 
+def owners_of(runs: list[tuple[str, Run]]) -> Owners:
+    """The streams of runs that come with their buckets."""
+    owners = Owners()
+    for incarnation, (bucket, run) in {run.incarnation: (bucket, run) for bucket, run in runs}.items():
+        owners.add(StreamKey(bucket, run.stream), incarnation, run.content_type)
+    return owners
+
+
 def encode_segment(bucket: str, shard: int, runs: list[Run]) -> EncodedSegment:
     """The runs of one bucket and day as one segment."""
-    by_incarnation = {run.incarnation: run for run in runs}
     (slab,) = slabs(unflushed_of(runs), 0, 1 << 62)
-    owners = Owners()
-    for incarnation in slab.incarnations:
-        run = by_incarnation[incarnation]
-        owners.add(StreamKey(bucket, run.stream), incarnation, run.content_type, 0)
-    arranged = Arranged(slab, owners)
+    arranged = Arranged(slab, OwnerColumns(owners_of([(bucket, run) for run in runs]), []))
     (part,) = arranged.parts
     steps = encoding(arranged, part, shard)
     while True:

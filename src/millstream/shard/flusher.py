@@ -180,7 +180,7 @@ class Flusher:
             frozen = freeze(self._machine, self._hot, self._journals, first_position, position)
             removed_segments, self.removed_segments = self.removed_segments, []
             try:
-                await encode_rows(frozen, self._machine)
+                await encode_rows(self._machine)
                 flush, manifest = await self._store(frozen, removed_segments)
                 await self._seal(frozen, flush, manifest)
                 await self._commit(frozen)

@@ -17,6 +17,7 @@ from millstream.tiers.catalog_rows import encode_key, encode_singletons, encode_
 from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import FeedNote, ManifestStream
+from millstream.tiers.segment_encoder import Owners
 
 SLICE_STREAMS: Final = 256
 
@@ -31,7 +32,7 @@ class Frozen(NamedTuple):
     freed_blobs: list[str]
     trimmed: list[tuple[int, int]]
     singletons: dict[bytes, bytes]
-    streams: dict[int, Stream]  # all that have changed; by now they may have changed again
+    owners: Owners  # the streams of the rows
     unflushed: Unflushed
     notes: list[FeedNote]
     replaced: list[SegmentsReplaced]
@@ -41,10 +42,16 @@ class Frozen(NamedTuple):
 def freeze(machine: StateMachine, hot: HotTier, journals: Journals, first_position: int, position: int) -> Frozen:
     """Mark the present, which is `position`, as the state to be stored; nothing is encoded yet."""
     rows: list[ManifestStream] = []
+    owners = Owners()
+
+    def encode(stream: Stream) -> None:
+        rows.append(encode_stream(stream))
+        owners.add(stream.key, stream.incarnation, stream.content_type)
+
     machine.frozen = dict(machine.dirty)
     machine.freezing, machine.dirty = machine.dirty, {}
     machine.removing, machine.removed = machine.removed, {}
-    machine.before_change = lambda stream: rows.append(encode_stream(stream))
+    machine.before_change = encode
     freed_blobs, machine.freed_blobs = machine.freed_blobs, []
     replaced, machine.replaced = machine.replaced, []
     return Frozen(
@@ -59,7 +66,7 @@ def freeze(machine: StateMachine, hot: HotTier, journals: Journals, first_positi
             if stream.earliest and not stream.forks
         ],
         singletons=encode_singletons(machine),
-        streams=machine.frozen,
+        owners=owners,
         unflushed=hot.take_unflushed(),
         notes=[
             FeedNote(bucket, at + note.after, note.event, note.stream, note.at_ms, note.offset, note.content_type)
@@ -70,12 +77,12 @@ def freeze(machine: StateMachine, hot: HotTier, journals: Journals, first_positi
     )
 
 
-async def encode_rows(frozen: Frozen, machine: StateMachine) -> None:
+async def encode_rows(machine: StateMachine) -> None:
     """Encode the frozen rows, a slice at a time between requests."""
-    freezing = machine.freezing
+    freezing, encode = machine.freezing, machine.before_change
     while freezing:
         for _ in range(min(SLICE_STREAMS, len(freezing))):
-            frozen.rows.append(encode_stream(freezing.popitem()[1]))
+            encode(freezing.popitem()[1])
         await asyncio.sleep(0)
 
 

@@ -11,34 +11,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 
-from millstream.shard.freezing import SLICE_STREAMS, Frozen
+from millstream.shard.freezing import Frozen
 from millstream.streams.records import SegmentRef
-from millstream.tiers.segment_encoder import Arranged, EncodedSegment, Owners, Part, Slab, encoding, slabs
+from millstream.tiers.segment_encoder import Arranged, EncodedSegment, OwnerColumns, Part, encoding, slabs
 
 
 async def segments(frozen: Frozen, shard: int, thread: Executor) -> AsyncIterator[EncodedSegment]:
     """The segments that a flush has to store."""
     loop = asyncio.get_running_loop()
     pieces = slabs(frozen.unflushed, frozen.first_position, frozen.position)
+    owners: OwnerColumns | None = None
     while (slab := await loop.run_in_executor(thread, next, pieces, None)) is not None:
-        arranged = await loop.run_in_executor(thread, Arranged, slab, await _owners(frozen, slab))
+        if owners is None:
+            owners = await loop.run_in_executor(thread, OwnerColumns, frozen.owners, frozen.trimmed)
+        arranged = await loop.run_in_executor(thread, Arranged, slab, owners)
         for part in arranged.parts:
             yield await _encode(arranged, part, shard, thread)
-
-
-async def _owners(frozen: Frozen, slab: Slab) -> Owners:
-    """The streams as they were when the flush began; one that had been deleted by then is not among the frozen."""
-    earliest = dict(frozen.trimmed)
-    owners = Owners()
-    for count, incarnation in enumerate(slab.incarnations, 1):
-        stream = frozen.streams.get(incarnation)
-        if stream is None:
-            owners.add_gone(incarnation)
-        else:
-            owners.add(stream.key, incarnation, stream.content_type, earliest.get(incarnation, 0))
-        if count % SLICE_STREAMS == 0:
-            await asyncio.sleep(0)
-    return owners
 
 
 async def _encode(arranged: Arranged, part: Part, shard: int, thread: Executor) -> EncodedSegment:

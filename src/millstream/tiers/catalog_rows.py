@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.protocol.content_types import JSON, media_type
-from millstream.protocol.expiry import Expiry
+from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.machine import StateMachine
@@ -255,14 +255,14 @@ def decode_stream(key: StreamKey, data: bytes) -> Stream:
     return Stream(  # by position: by name it takes twice the time
         row.incarnation,
         key,
-        row.content_type,
+        kind if row.content_type == kind else row.content_type,  # one object for all
         kind,
         kind == JSON,
         row.created_at_ms,
         row.last_write_at_ms,
         row.last_access_ms,
         row.tail,
-        row.expiry,
+        NEVER if row.expiry == NEVER else row.expiry,
         row.fork,
         row.closed,
         row.closed_by,

@@ -226,7 +226,10 @@ class HotTier:
         """Let go of the messages before a position: the cold tier has them."""
         tail = self.tails.get(incarnation)
         if tail is not None:
-            self._release(incarnation, tail, bisect_left(tail.positions, position))
+            if tail.positions[-1] < position:
+                self.drop(incarnation)
+            else:
+                self._release(incarnation, tail, bisect_left(tail.positions, position))
 
     def _release(self, incarnation: int, tail: HotTail, count: int) -> None:
         if count == len(tail.ends):

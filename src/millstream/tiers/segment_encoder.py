@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from operator import sub
 from typing import Any, Final, NamedTuple
@@ -46,8 +46,6 @@ class Slab(NamedTuple):
     messages: Unflushed
     first: int
     stop: int
-    numbers: arrow.Array  # for each message, which of the streams below it belongs to
-    incarnations: list[int]
 
 
 class Part(NamedTuple):
@@ -73,48 +71,51 @@ Encoding = Generator[Step | None, None, EncodedSegment]
 
 
 class Owners:
-    """The streams of a slab's messages, in the order of its numbers."""
+    """The streams that messages belong to, noted one by one."""
 
     def __init__(self) -> None:
-        self.streams: list[str] = []
+        self.keys: list[StreamKey] = []
         self.incarnations = array("q")
-        self.buckets: dict[str, int] = {}
-        self.content_types: dict[str, int] = {}
-        self._bucket, self._content_type = array("i"), array("i")
-        self._earliest = array("q")
+        self.content_types: list[str] = []
 
-    def add(self, key: StreamKey, incarnation: int, content_type: str, earliest: int) -> None:
-        """A stream, of which the messages that end beyond `earliest` count."""
-        self.streams.append(key.stream)
+    def add(self, key: StreamKey, incarnation: int, content_type: str) -> None:
+        self.keys.append(key)
         self.incarnations.append(incarnation)
-        self._bucket.append(self.buckets.setdefault(key.bucket, len(self.buckets)))
-        self._content_type.append(self.content_types.setdefault(content_type, len(self.content_types)))
-        self._earliest.append(earliest)
-
-    def add_gone(self, incarnation: int) -> None:
-        """A stream that was deleted: none of its messages count."""
-        self.add(StreamKey("", ""), incarnation, "", _NEVER)
-
-    def columns(self) -> OwnerColumns:
-        streams, incarnations = texts(self.streams), integers(self.incarnations)
-        buckets = integers(self._bucket, arrow.int32())
-        return OwnerColumns(
-            streams,
-            incarnations,
-            buckets,
-            texts(list(self.content_types)).take(integers(self._content_type, arrow.int32())),
-            integers(self._earliest),
-            order_of(order_of(buckets, streams, incarnations)),  # sorting a permutation inverts it
-        )
+        self.content_types.append(content_type)
 
 
-class OwnerColumns(NamedTuple):
-    streams: arrow.Array
-    incarnations: arrow.Array
-    buckets: arrow.Array
-    content_types: arrow.Array
-    earliest: arrow.Array
-    ranks: arrow.Array  # the place of each by bucket, stream and incarnation
+class OwnerColumns:
+    """The same as columns, for a thread to make. Of a stream that was trimmed, what ends behind its earliest offset
+    counts; the last of them stands for all that were deleted, of which nothing does."""
+
+    def __init__(self, owners: Owners, trimmed: Sequence[tuple[int, int]]) -> None:
+        keys, content_types = [*owners.keys, StreamKey("", "")], [*owners.content_types, ""]
+        earliest = array("q", bytes(8 * len(keys)))
+        places = {incarnation: place for place, incarnation in enumerate(owners.incarnations)} if trimmed else {}
+        for incarnation, offset in trimmed:
+            earliest[places[incarnation]] = offset
+        earliest[-1] = _NEVER
+        self._known = integers(owners.incarnations)
+        self._gone = integers(array("i", [len(owners.keys)]), arrow.int32())[0]
+        self.stream_names = [key.stream for key in keys]
+        self.bucket_names = list(dict.fromkeys(key.bucket for key in keys))
+        self.incarnation_of = array("q", [*owners.incarnations, 0])
+        self.streams, self.incarnations = texts(self.stream_names), integers(self.incarnation_of)
+        self.buckets = _numbers_of([key.bucket for key in keys], self.bucket_names)
+        kinds = list(dict.fromkeys(content_types))
+        self.content_types = texts(kinds).take(_numbers_of(content_types, kinds))
+        self.earliest = integers(earliest)
+        # The place of each by bucket, stream and incarnation: sorting a permutation inverts it.
+        self.ranks = order_of(order_of(self.buckets, self.streams, self.incarnations))
+
+    def of(self, incarnations: arrow.Array) -> arrow.Array:
+        """For each incarnation which of the streams it is."""
+        return compute.fill_null(compute.index_in(incarnations, value_set=self._known), self._gone)
+
+
+def _numbers_of(values: list[str], names: list[str]) -> arrow.Array:
+    number_of = {name: number for number, name in enumerate(names)}
+    return integers(array("i", map(number_of.__getitem__, values)), arrow.int32())
 
 
 def streams_of(messages: Unflushed) -> list[int]:
@@ -129,8 +130,7 @@ def slabs(messages: Unflushed, first_position: int, position: int) -> Iterator[S
     through = _through(integers(messages.starts), integers(messages.ends))
     while first < stop:
         until = _cut(through, first, stop, SEGMENT_BYTES, SLAB_ROWS)
-        encoded = integers(messages.incarnations).slice(first, until - first).dictionary_encode()
-        yield Slab(messages, first, until, encoded.indices, numbers(encoded.dictionary).tolist())
+        yield Slab(messages, first, until)
         first = until
 
 
@@ -148,21 +148,21 @@ def _cut(through: memoryview[int], first: int, stop: int, size: int, rows: int) 
 class Arranged:
     """The messages of a slab in the order of segments: by day and bucket, then stream, incarnation and offset."""
 
-    def __init__(self, slab: Slab, owners: Owners) -> None:
+    def __init__(self, slab: Slab, owners: OwnerColumns) -> None:
         messages, first, count = slab.messages, slab.first, slab.stop - slab.first
-        columns = owners.columns()
 
         def column(values: array[int]) -> arrow.Array:
             return integers(values).slice(first, count)
 
         starts, ends, times = column(messages.starts), column(messages.ends), column(messages.times)
-        rows = compute.indices_nonzero(compute.greater(ends, columns.earliest.take(slab.numbers)))
-        owner = slab.numbers.take(rows)
+        owner = owners.of(column(messages.incarnations))
+        rows = compute.indices_nonzero(compute.greater(ends, owners.earliest.take(owner)))
+        owner = owner.take(rows)
         day = compute.divide(times, integer(DAY_MS)).take(rows)
         # Offsets are in order already, and stay so.
-        order = order_of(day, columns.ranks.take(owner))
+        order = order_of(day, owners.ranks.take(owner))
         rows = rows.take(order)
-        self._owners, self._columns = owners, columns
+        self._owners = owners
         self._owner = owner.take(order)
         self._messages, self._first, self._rows = messages.messages, first, numbers(rows, "Q")
         self._starts, self._ends, self._times = starts.take(rows), ends.take(rows), times.take(rows)
@@ -173,11 +173,11 @@ class Arranged:
 
     def _cut_parts(self, days: arrow.Array) -> list[Part]:
         """A segment is of one bucket and one day."""
-        buckets = list(self._owners.buckets)
+        names = self._owners.bucket_names
         return [
-            Part(buckets[same.value], day.start + same.start, day.start + same.stop)
+            Part(names[same.value], day.start + same.start, day.start + same.stop)
             for day in runs(days)
-            for same in runs(self._columns.buckets.take(self._owner.slice(day.start, day.stop - day.start)))
+            for same in runs(self._owners.buckets.take(self._owner.slice(day.start, day.stop - day.start)))
         ]
 
     def row_group(self, part: Part, first: int) -> int:
@@ -190,7 +190,7 @@ class Arranged:
 
     def pieces(self, first: int, stop: int) -> Iterator[Pieces]:
         """What the rows hold of each stream, some streams at a time."""
-        streams, incarnations = self._owners.streams, self._owners.incarnations
+        streams, incarnations = self._owners.stream_names, self._owners.incarnation_of
         starts, ends = self._start_of[first:stop], self._end_of[first:stop]
         same = compute.run_end_encode(self._owner.slice(first, stop - first))
         values, stops = numbers(same.values, "i"), numbers(same.run_ends, "i")
@@ -213,15 +213,15 @@ class Arranged:
         zeros = integers(array("i", [0]) * rows, arrow.int32())
         columns = [
             arrow.DictionaryArray.from_arrays(zeros, texts([bucket])),
-            self._columns.streams.take(owner),
+            self._owners.streams.take(owner),
             self._starts.slice(first, rows),
             self._ends.slice(first, rows),
             integers(array("i", [shard]) * rows, arrow.int32()),
             self._positions.slice(first, rows),
             self._times.slice(first, rows).view(SCHEMA.field("appended_at").type),
-            self._columns.content_types.take(owner),
+            self._owners.content_types.take(owner),
             payloads,
-            self._columns.incarnations.take(owner),
+            self._owners.incarnations.take(owner),
         ]
         return arrow.record_batch(columns, schema=SCHEMA)
 

@@ -9,13 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.parquet as parquet
 import pytest
 
-from millstream.protocol.keys import StreamKey
 from millstream.shard.freezing import Frozen
 from millstream.shard.segmenting import segments
-from millstream.streams.state import Stream
 from millstream.tiers import segment_encoder
 from millstream.tiers.segment_encoder import DAY_MS, EncodedSegment
-from support.segments import Run, run_of, unflushed_of
+from support.segments import Run, owners_of, run_of, unflushed_of
 
 FOREVER = 1 << 62
 
@@ -29,14 +27,10 @@ def flush(
     position: int = FOREVER,
 ) -> list[EncodedSegment]:
     """The segments that a flush of these runs makes; each comes with its bucket."""
-    streams = {
-        run.incarnation: Stream.created(run.incarnation, StreamKey(bucket, run.stream), run.content_type, 0)
-        for bucket, run in runs
-        if run.incarnation not in deleted
-    }
+    owners = owners_of([(bucket, run) for bucket, run in runs if run.incarnation not in deleted])
     unflushed = unflushed_of([run for _, run in runs])
     frozen = Frozen(
-        position, first_position, [], [], [], list((trimmed or {}).items()), {}, streams, unflushed, [], [], 0
+        position, first_position, [], [], [], list((trimmed or {}).items()), {}, owners, unflushed, [], [], 0
     )
 
     async def collect() -> list[EncodedSegment]:
