@@ -33,6 +33,8 @@ MIB = 1 << 20
 APPEND_STREAMS = (1, 1000)
 APPEND_SECONDS = 6
 APPEND_SECONDS_QUICK = 2
+# Long enough for whole flushes, and what they cost, to be part of it.
+SCALE_SECONDS = 20
 LARGE_MIB_QUICK = 128
 PARTS = ("flushes", "history", "streams", "large")
 
@@ -50,6 +52,7 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
     streams = crowd.size(plan)
     large_mib = min(plan.large_mib, LARGE_MIB_QUICK) if plan.is_quick else plan.large_mib
     seconds = APPEND_SECONDS_QUICK if plan.is_quick else APPEND_SECONDS
+    scale_seconds = APPEND_SECONDS_QUICK if plan.is_quick else SCALE_SECONDS
     scale_case = f"{streams:,} streams"
     large_cases = [f"random offsets of {large_mib / 1024:g} GiB, {when}" for when in ("from disk", "again")]
     results = Results(
@@ -106,7 +109,7 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
     parts: list[tuple[str, list[str], Callable[[], None]]] = [
         *(("flushes", [append_case(count)], partial(appends, count)) for count in APPEND_STREAMS),
         ("history", [*history.READ_CASES, history.LIVE_CASE], replays),
-        ("streams", [scale_case], partial(scale.measure_streams, results, plan, streams, scale_case, seconds)),
+        ("streams", [scale_case], partial(scale.measure_streams, results, plan, streams, scale_case, scale_seconds)),
         ("large", large_cases, first_bytes),
     ]
     for part, cases, measure in parts:

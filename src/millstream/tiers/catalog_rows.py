@@ -1,7 +1,7 @@
 """The catalog's rows: what is stored of streams, buckets, subscriptions, segments and flushes, and as which bytes.
 
-Rows are msgpack arrays; fields are only added at the end, with a default. `tiers/catalog.py` says which table holds
-which, under which key.
+Rows are msgpack arrays; fields are only added at the end, with a default. `tiers/catalog_tables.py` says which table
+holds which, under which key.
 """
 
 from __future__ import annotations

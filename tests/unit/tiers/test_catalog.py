@@ -18,7 +18,7 @@ from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.records import ForkPoint, SegmentRef
 from millstream.streams.state import Stream
-from millstream.tiers.catalog import Catalog, batched
+from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import (
     OWN_EXTENTS_MAX,
     Checkpoint,
@@ -33,6 +33,7 @@ from millstream.tiers.catalog_rows import (
     encode_stream,
     u64,
 )
+from millstream.tiers.catalog_writer import batched
 from millstream.tiers.segments import Extent
 
 number = st.integers(0, 2**62)
