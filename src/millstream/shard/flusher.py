@@ -53,6 +53,8 @@ RETRY_SECONDS: Final = (1.0, 30.0)
 MANIFESTS_PER_FULL: Final = 256
 FULL_PART_STREAMS: Final = 50_000
 POLL_SECONDS: Final = 0.25
+# So many changed streams are flushed, however little they hold: each is a page of the catalog, and state in memory.
+FLUSH_STREAMS: Final = 32_768
 
 
 class FlushLimits(NamedTuple):
@@ -121,7 +123,7 @@ class Flusher:
             self._machine.sealed.remove(record)
 
     async def run_forever(self) -> None:
-        """Flush by age, by bytes and by pressure; after a failure, later and later."""
+        """Flush by age, by bytes, by streams and by pressure; after a failure, later and later."""
         delay, slowest = RETRY_SECONDS
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -144,7 +146,7 @@ class Flusher:
     def _is_due(self) -> bool:
         if self._committer.failure is not None:
             return False  # nothing can be committed any more
-        if self._hot.unflushed.bytes >= self._limits.flush_bytes:
+        if self._hot.unflushed.bytes >= self._limits.flush_bytes or len(self._machine.dirty) >= FLUSH_STREAMS:
             return True
         if self._hot.bytes > self._limits.pressure_bytes and self._hot.unflushed:
             return True

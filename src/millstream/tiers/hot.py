@@ -22,7 +22,8 @@ import msgspec
 MESSAGE_OVERHEAD_BYTES: Final = 65
 # The same for the columns of what is not cold yet: five array entries and a slot.
 UNFLUSHED_OVERHEAD_BYTES: Final = 48
-TAIL_OVERHEAD_BYTES: Final = 400
+# What a tail costs beyond its messages, half of it the state of its stream, which stays in memory as long as the tail.
+TAIL_OVERHEAD_BYTES: Final = 1200
 
 _EMPTY: Final = array("q")  # a copy of it is made in half the time of a new one
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.errors import NotFound
+from millstream.shard import flusher
 from millstream.shard import freezing as module
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint
@@ -185,5 +186,24 @@ def test_flushes_are_taken_at_their_interval(tmp_path: Path) -> None:
             await driver.checkpoint()
             assert driver.catalog.position > before
             assert saved_tails(driver.catalog, 1) == [1]
+
+    run(main(), clock)
+
+
+def test_many_changed_streams_are_flushed_however_little_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "FLUSH_STREAMS", 4)
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock, flush_seconds=1000.0) as driver:
+            before = driver.catalog.position
+            for count, is_flushed in ((3, False), (4, True)):
+                await streams(driver, count)
+                clock.advance(1_000)
+                await turns()
+                async with driver.shard.flusher.lock:
+                    assert (driver.catalog.position > before) == is_flushed
 
     run(main(), clock)
