@@ -56,10 +56,14 @@ class Same(NamedTuple):
     stop: int
 
 
-def runs(column: arrow.Array) -> Iterator[Same]:
+def run_ends(column: arrow.Array) -> tuple[memoryview[int], memoryview[int]]:
+    """The values of rows, once for all that follow each other with the same one, and where each run of them ends."""
     encoded = compute.run_end_encode(column)
+    return numbers(encoded.values, "q" if column.type == arrow.int64() else "i"), numbers(encoded.run_ends, "i")
+
+
+def runs(column: arrow.Array) -> Iterator[Same]:
     start = 0
-    values = numbers(encoded.values, "q" if encoded.values.type == arrow.int64() else "i")
-    for value, stop in zip(values, numbers(encoded.run_ends, "i"), strict=True):
+    for value, stop in zip(*run_ends(column), strict=True):
         yield Same(value, start, stop)
         start = stop

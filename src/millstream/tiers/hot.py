@@ -227,10 +227,7 @@ class HotTier:
         """Let go of the messages before a position: the cold tier has them."""
         tail = self.tails.get(incarnation)
         if tail is not None:
-            if tail.positions[-1] < position:
-                self.drop(incarnation)
-            else:
-                self._release(incarnation, tail, bisect_left(tail.positions, position))
+            self._release(incarnation, tail, bisect_left(tail.positions, position))
 
     def _release(self, incarnation: int, tail: HotTail, count: int) -> None:
         if count == len(tail.ends):

@@ -19,7 +19,7 @@ import pyarrow as arrow
 import pyarrow.compute as compute
 
 from millstream.protocol.keys import StreamKey
-from millstream.tiers.columns import binaries, integer, integers, numbers, order_of, runs, texts
+from millstream.tiers.columns import binaries, integer, integers, numbers, order_of, run_ends, runs, texts
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
@@ -192,8 +192,7 @@ class Arranged:
         """What the rows hold of each stream, some streams at a time."""
         streams, incarnations = self._owners.stream_names, self._owners.incarnation_of
         starts, ends = self._start_of[first:stop], self._end_of[first:stop]
-        same = compute.run_end_encode(self._owner.slice(first, stop - first))
-        values, stops = numbers(same.values, "i"), numbers(same.run_ends, "i")
+        values, stops = run_ends(self._owner.slice(first, stop - first))
         begin = 0
         for low in range(0, len(values), SLICE_PIECES):
             owners, until = values[low : low + SLICE_PIECES].tolist(), stops[low : low + SLICE_PIECES].tolist()
