@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote_to_bytes
+
+import msgspec
 
 from millstream.errors import InvalidRequest
 
@@ -22,7 +24,9 @@ RESERVED_BUCKETS: Final = frozenset({"v1", "healthz", "readyz", "metrics", "clus
 RESERVED_STREAMS: Final = frozenset({"streams"})
 
 
-class StreamKey(NamedTuple):
+class StreamKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The name of a stream. A struct, because there may be very many: the collector need not look at it."""
+
     bucket: str
     stream: str
 
@@ -114,7 +118,7 @@ _PLAIN: Final = re.compile(
 def plain_key_of(path: bytes) -> StreamKey | None:
     """The stream that a URL path names, if that is plain to see."""
     plain = _PLAIN.fullmatch(path.decode("latin-1"))
-    return StreamKey._make(plain.groups(DEFAULT_BUCKET)) if plain is not None else None
+    return StreamKey(*plain.groups(DEFAULT_BUCKET)) if plain is not None else None
 
 
 def stream_key_of(path: bytes) -> StreamKey:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from millstream.errors import InvalidRequest, MillstreamError, NotFound
 from millstream.protocol.keys import (
@@ -73,7 +75,7 @@ _OPERATIONS: Final[dict[tuple[str, ...], str]] = {
 Handler = Callable[..., None]
 
 
-class Route(NamedTuple):
+class Route(msgspec.Struct, frozen=True, gc=False):
     """What a path names: a kind of resource, and what identifies it among its kind."""
 
     kind: str

@@ -191,7 +191,7 @@ class CatalogFollower:
             left = [one._replace(unflushed=self._hot.forget(one.unflushed, position)) for one in self._generations]
             self._generations = deque(one for one in left if one.end > position)
             self._show_generations()
-            await self._flusher.release(position, concerned)
+            await self._flusher.release(position, list(concerned))
 
     def _forget(self, paths: set[str]) -> None:
         for number, row in list(self._catalog.segments()):

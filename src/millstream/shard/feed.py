@@ -120,7 +120,7 @@ class Feed:
             )
             for note in entry.notes
         ]
-        tail = self._hot.tails.get(entry.incarnation)
+        tail = self._hot.tail(entry.incarnation)
         if tail is not None and stream is not None:
             items += [
                 FeedItem(

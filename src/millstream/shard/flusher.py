@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -29,6 +29,7 @@ from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
 from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze, thaw
 from millstream.shard.segmenting import reference, segments
+from millstream.slices import batched
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentSealed, SegmentsReplaced
 from millstream.tiers.blobs import Blobs
@@ -101,13 +102,14 @@ class Flusher:
         # Every object this process has written: whatever else tells of it, none of them is a leftover.
         self.made: set[str] = set()
         # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
-        self._kept: deque[tuple[int, Iterable[int]]] = deque()
+        self._kept: deque[tuple[int, Sequence[int]]] = deque()
         self._last_flush_ms = clock.now_ms()
         self.failure: str | None = None
         self.flush_count = 0
         self.measures = ShardMeasures()
         self._manifests_since_full = 0
-        self.can_evict: Callable[[int], bool] = lambda incarnation: True
+        # Streams that stay in memory whatever their state.
+        self.pinned: Container[int] = ()
 
     async def index_sealed(self) -> None:
         """Read the indexes of what was sealed before a crash and did not reach the catalog."""
@@ -333,16 +335,15 @@ class Flusher:
 
     # -- letting go ------------------------------------------------------------------------------------------
 
-    async def release(self, position: int, incarnations: Iterable[int]) -> None:
+    async def release(self, position: int, incarnations: Sequence[int]) -> None:
         """The catalog has what these streams held before a position: let go of the oldest that memory is short of."""
         self._kept.append((position, incarnations))
         while self._kept and self._hot.bytes > self._limits.keep_bytes:
             position, incarnations = self._kept.popleft()
             self._journals.drop_before(position)
-            for count, incarnation in enumerate(incarnations, 1):
-                self._hot.release(incarnation, position)
-                if count % SLICE_STREAMS == 0:
-                    await asyncio.sleep(0)
+            for some in batched(incarnations, SLICE_STREAMS):
+                self._hot.release(some, position)
+                await asyncio.sleep(0)
         await self._evict()
 
     async def _evict(self) -> None:
@@ -350,13 +351,13 @@ class Flusher:
         excess = self._machine.resident_count() - self._limits.resident_streams_max
         if excess <= 0:
             return
-        for count, stream in enumerate(list(self._machine.resident()), 1):
-            if stream.incarnation not in self._hot.tails and self.can_evict(stream.incarnation):
-                excess -= self._machine.evict(stream)
-                if excess <= 0:
-                    return
-            if count % SLICE_STREAMS == 0:
-                await asyncio.sleep(0)
+        for some in batched(list(self._machine.resident()), SLICE_STREAMS):
+            excess -= self._machine.evict(
+                [one for one in some if one.incarnation not in self._hot][:excess], self.pinned
+            )
+            if excess <= 0:
+                return
+            await asyncio.sleep(0)
 
     # -- full manifests --------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Listeners:
         self._is_waking = False
         self.on_committed: Callable[[list[Stream]], None] = lambda streams: None
 
-    def __contains__(self, topic: Topic) -> bool:
+    def __contains__(self, topic: object) -> bool:
         return topic in self._listeners
 
     def listen(self, topic: Topic, listener: Listener) -> None:

@@ -15,7 +15,7 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.state import Stream
 from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier, Messages
+from millstream.tiers.hot import HotTail, HotTier, Messages
 
 EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
@@ -55,18 +55,21 @@ class Reader:
         if offset >= stream.tail:
             return True
         owner, _ = self._owner(stream, offset)
-        return owner is stream and self._is_hot_in(owner, offset)
+        return owner is stream and self._tail_at(owner, offset) is not None
 
-    def _is_hot_in(self, owner: Stream, offset: int) -> bool:
-        tail = self._hot.tails.get(owner.incarnation)
-        return tail is not None and offset >= tail.start
+    def _tail_at(self, owner: Stream, offset: int) -> HotTail | None:
+        """What of a stream is in memory, if that holds everything beyond an offset."""
+        tail = self._hot.tail(owner.incarnation)
+        return tail if tail is not None and offset >= tail.start else None
 
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
         """Hot messages beyond `offset`; an offset beyond the tail reads as the tail."""
         tail = stream.tail
         if offset >= tail:
             return ReadResult([], tail, True, stream.closed)
-        run = self._hot.tails[stream.incarnation].read(offset, tail, bytes_max)
+        hot = self._hot.tail(stream.incarnation)
+        assert hot is not None, "only what is in memory is read here"
+        run = hot.read(offset, tail, bytes_max)
         return ReadResult(run.messages, run.end, run.end == tail, stream.closed and run.end == tail)
 
     async def read_cold(
@@ -80,8 +83,9 @@ class Reader:
         while offset < tail:
             owner, bound = self._owner(stream, offset)
             bound = min(bound, tail)
-            if self._is_hot_in(owner, offset):
-                run = self._hot.tails[owner.incarnation].read(offset, bound, bytes_max, at_least_one=not messages)
+            hot = self._tail_at(owner, offset)
+            if hot is not None:
+                run = hot.read(offset, bound, bytes_max, at_least_one=not messages)
             else:
                 run = await self._cold.read(
                     owner.incarnation, offset, bound, bytes_max, at_least_one=not messages, separator=separator
@@ -106,8 +110,9 @@ class Reader:
         while offset < tail:
             owner, bound = self._owner(stream, offset)
             bound = min(bound, tail)
-            if self._is_hot_in(owner, offset):
-                run = self._hot.tails[owner.incarnation].read(offset, bound, bound)
+            hot = self._tail_at(owner, offset)
+            if hot is not None:
+                run = hot.read(offset, bound, bound)
                 pieces.append(run.messages)
                 offset = run.end
             else:
@@ -139,9 +144,9 @@ class Reader:
         if offset >= stream.tail:
             return Survey(offset == stream.tail, [])
         owner, bound = self._owner(stream, offset)
-        if not self._is_hot_in(owner, offset):
+        tail = self._tail_at(owner, offset)
+        if tail is None:
             return None
-        tail = self._hot.tails[owner.incarnation]
         return Survey(tail.is_boundary(offset), _up_to(tail.append_at(offset), offset, bound))
 
     async def survey(self, stream: Stream, offset: int) -> Survey:
@@ -161,14 +166,14 @@ class Reader:
                 stop, position = stop + 1, position + 1
             messages += rows.group.messages(first, stop)
             end = rows.group.ends[rows.stop - 1]
-            if stop < rows.stop or end >= bound or self._is_hot_in(owner, end):
+            if stop < rows.stop or end >= bound or self._tail_at(owner, end) is not None:
                 return Survey(is_boundary, _up_to(messages, offset, bound))
             rows = await self._cold.rows_at(owner.incarnation, end, with_order=True)
             first = rows.first
 
     def hot_boundary(self, stream: Stream, offset: int) -> int:
         """The last boundary up to an offset, among what is in memory; the earliest offset if none of it is."""
-        tail = self._hot.tails.get(stream.incarnation)
+        tail = self._hot.tail(stream.incarnation)
         return stream.earliest if tail is None else tail.message_start(bisect_right(tail.ends, offset))
 
     def oldest_since(self, stream: Stream, at_ms: int, limit: int) -> int:
@@ -181,8 +186,8 @@ class Reader:
             owner, _ = self._owner(stream, offset)
             if owner is not stream:
                 break
-            if self._is_hot_in(stream, offset):
-                tail = self._hot.tails[stream.incarnation]
+            tail = self._tail_at(stream, offset)
+            if tail is not None:
                 first = bisect_left(tail.times, at_ms, bisect_right(tail.ends, offset))
                 return min(tail.message_start(first), limit)
             extent = self._cold.extent_at(stream.incarnation, offset)

@@ -126,7 +126,7 @@ class Shard:
             number,
         )
         self.catalog_follower = CatalogFollower(self.machine, self.hot, catalog, cold, self.flusher, clock)
-        self.flusher.can_evict = lambda incarnation: incarnation not in self.listeners
+        self.flusher.pinned = self.listeners
         self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(
             catalog,

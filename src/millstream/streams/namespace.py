@@ -6,7 +6,7 @@ so that the next checkpoint writes exactly that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Protocol
 
 from millstream.errors import Gone, NotFound
@@ -84,17 +84,24 @@ class Namespace:
             raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
         return bucket
 
-    def evict(self, stream: Stream) -> bool:
-        """Forget a stream that the catalog has as it is; it is loaded again when it is asked for."""
-        incarnation = stream.incarnation
-        if stream.ahead is not None or incarnation in self.dirty or incarnation in self.frozen:
-            return False
-        if self._by_incarnation.get(incarnation) is not stream:
-            return False  # it has gone meanwhile
-        del self._by_incarnation[incarnation]
-        if self._by_key.get(stream.key) is stream:
-            del self._by_key[stream.key]
-        return True
+    def evict(self, streams: Iterable[Stream], pinned: Container[int]) -> int:
+        """Forget those of the streams that the catalog has as they are; returns how many.
+
+        They are loaded again when they are asked for. Pinned ones stay.
+        """
+        by_key, by_incarnation, dirty, frozen = self._by_key, self._by_incarnation, self.dirty, self.frozen
+        count = 0
+        for stream in streams:
+            incarnation = stream.incarnation
+            if stream.ahead is not None or incarnation in dirty or incarnation in frozen or incarnation in pinned:
+                continue
+            if by_incarnation.get(incarnation) is not stream:
+                continue  # it has gone meanwhile
+            del by_incarnation[incarnation]
+            if by_key.get(stream.key) is stream:
+                del by_key[stream.key]
+            count += 1
+        return count
 
     def resident_count(self) -> int:
         return len(self._by_incarnation)

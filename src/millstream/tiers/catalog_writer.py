@@ -6,8 +6,9 @@ Segments are numbered here, and their live bytes are counted: when nothing in on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from millstream.slices import batched
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog_rows import (
     NO_EXTENTS,
@@ -35,8 +36,6 @@ from millstream.tiers.catalog_rows import (
 from millstream.tiers.catalog_tables import FORMAT, Tables
 from millstream.tiers.manifests import ManifestStream
 from millstream.tiers.segments import Extent
-
-T = TypeVar("T")
 
 # About a millisecond of writing; to hand each to the thread and hear of it takes a fifth of one.
 SLICE_ROWS: Final = 256
@@ -301,8 +300,3 @@ def _drop_old(cursor: Any, extent: Extent, old: set[int]) -> None:
     found = is_before if is_before and cursor.key().startswith(prefix) else cursor.set_range(start)
     while found and cursor.key().startswith(prefix) and cursor.key() < prefix + u64(extent.offset_end):
         found = cursor.delete() if decode_extent(cursor.value()).segment in old else cursor.next()
-
-
-def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -22,10 +22,10 @@ import msgspec
 MESSAGE_OVERHEAD_BYTES: Final = 65
 # The same for the columns of what is not cold yet: five array entries and a slot.
 UNFLUSHED_OVERHEAD_BYTES: Final = 48
-# What a tail costs beyond its messages, half of it the state of its stream, which stays in memory as long as the tail.
-TAIL_OVERHEAD_BYTES: Final = 1200
-
-_EMPTY: Final = array("q")  # a copy of it is made in half the time of a new one
+# What a stream with a tail of one message costs beyond the message: two thirds are the state of the stream, which stays
+# in memory as long as the tail. Then what a whole tail costs more.
+STREAM_OVERHEAD_BYTES: Final = 900
+TAIL_OVERHEAD_BYTES: Final = 350
 
 
 Messages = Sequence[bytes | memoryview]
@@ -102,6 +102,20 @@ class HotTail(msgspec.Struct, gc=False, eq=False):
         return self.ends[index - 1] if index else self.start
 
 
+class LoneTail(msgspec.Struct, gc=False, eq=False):
+    """A tail of one message. Where there are very many tails most are like that; it is made in a fifth of the time."""
+
+    start: int
+    end: int
+    position: int
+    at_ms: int
+    message: bytes
+
+    def whole(self) -> HotTail:
+        columns = (array("q", [value]) for value in (self.end, self.position, self.at_ms))
+        return HotTail(self.start, [self.message], *columns)
+
+
 class Unflushed:
     """Messages that the cold tier does not have yet, as columns in the order of the log."""
 
@@ -145,7 +159,7 @@ class HotTier:
     """All hot tails of a shard and what they cost together."""
 
     def __init__(self) -> None:
-        self.tails: dict[int, HotTail] = {}
+        self._tails: dict[int, HotTail | LoneTail] = {}
         self.bytes = 0
         self.unflushed = Unflushed()
         self._taken_bytes = 0
@@ -153,21 +167,43 @@ class HotTier:
         self.published_bytes = 0
         self.published_messages = 0
 
+    def __len__(self) -> int:
+        """How many incarnations have messages here."""
+        return len(self._tails)
+
+    def __contains__(self, incarnation: int) -> bool:
+        """Whether any messages of it are here."""
+        return incarnation in self._tails
+
+    def tail(self, incarnation: int) -> HotTail | None:
+        """The messages of an incarnation that are here, if there are any. One that is looked at becomes whole."""
+        tail = self._tails.get(incarnation)
+        return self._whole(incarnation, tail) if isinstance(tail, LoneTail) else tail
+
+    def _whole(self, incarnation: int, lone: LoneTail) -> HotTail:
+        tail = self._tails[incarnation] = lone.whole()
+        self.bytes += TAIL_OVERHEAD_BYTES
+        return tail
+
     def publish(self, incarnation: int, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
         """Add the messages of the record at `position`; the first one starts at `offset`."""
-        tail = self.tails.get(incarnation)
-        if tail is None:
-            tail = self.tails[incarnation] = HotTail(offset, [], _EMPTY[:], _EMPTY[:], _EMPTY[:])
-            self.bytes += TAIL_OVERHEAD_BYTES
         unflushed, count = self.unflushed, len(messages)
+        tail = self._tails.get(incarnation)
+        if tail is None:
+            self.bytes += STREAM_OVERHEAD_BYTES
+        elif isinstance(tail, LoneTail):
+            tail = self._whole(incarnation, tail)
         if count == 1:
             message = messages[0]
             end = offset + len(message)
             position += 1
-            tail.messages.append(message)
-            tail.ends.append(end)
-            tail.positions.append(position)
-            tail.times.append(at_ms)
+            if tail is None:
+                self._tails[incarnation] = LoneTail(offset, end, position, at_ms, message)
+            else:
+                tail.messages.append(message)
+                tail.ends.append(end)
+                tail.positions.append(position)
+                tail.times.append(at_ms)
             unflushed.incarnations.append(incarnation)
             unflushed.starts.append(offset)
             unflushed.ends.append(end)
@@ -180,11 +216,18 @@ class HotTier:
             positions, times = array("q", range(position + 1, position + 1 + count)), array("q", [at_ms]) * count
             unflushed.incarnations += array("q", [incarnation]) * count
             unflushed.starts += bounds[:-1]
-            for columns in (tail, unflushed):
-                columns.messages += messages
-                columns.ends += ends
-                columns.positions += positions
-                columns.times += times
+            unflushed.messages += messages
+            unflushed.ends += ends
+            unflushed.positions += positions
+            unflushed.times += times
+            if tail is None:
+                self._tails[incarnation] = HotTail(offset, messages[:], ends, positions, times)
+                self.bytes += TAIL_OVERHEAD_BYTES
+            else:
+                tail.messages += messages
+                tail.ends += ends
+                tail.positions += positions
+                tail.times += times
         size = end - offset
         unflushed.bytes += size
         self.bytes += size + (MESSAGE_OVERHEAD_BYTES + UNFLUSHED_OVERHEAD_BYTES) * count
@@ -219,15 +262,22 @@ class HotTier:
 
     def trim(self, incarnation: int, offset: int) -> None:
         """Let go of the messages that end at or before an offset."""
-        tail = self.tails.get(incarnation)
+        tail = self.tail(incarnation)
         if tail is not None and offset > tail.start:
             self._release(incarnation, tail, bisect_right(tail.ends, offset))
 
-    def release(self, incarnation: int, position: int) -> None:
-        """Let go of the messages before a position: the cold tier has them."""
-        tail = self.tails.get(incarnation)
-        if tail is not None:
-            self._release(incarnation, tail, bisect_left(tail.positions, position))
+    def release(self, incarnations: Iterable[int], position: int) -> None:
+        """Let go of these incarnations' messages before a position: the cold tier has them."""
+        tails, freed = self._tails, 0
+        for incarnation in incarnations:
+            tail = tails.get(incarnation)
+            if isinstance(tail, LoneTail):
+                if tail.position < position:
+                    freed += tail.end - tail.start + STREAM_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
+                    del tails[incarnation]
+            elif tail is not None:
+                self._release(incarnation, tail, bisect_left(tail.positions, position))
+        self.bytes -= freed
 
     def _release(self, incarnation: int, tail: HotTail, count: int) -> None:
         if count == len(tail.ends):
@@ -239,7 +289,8 @@ class HotTier:
             del tail.messages[:count], tail.ends[:count], tail.positions[:count], tail.times[:count]
 
     def drop(self, incarnation: int) -> None:
-        tail = self.tails.pop(incarnation, None)
+        tail = self.tail(incarnation)
         if tail is not None:
             size = tail.ends[-1] - tail.start if tail.ends else 0
-            self.bytes -= size + MESSAGE_OVERHEAD_BYTES * len(tail.ends) + TAIL_OVERHEAD_BYTES
+            self.bytes -= size + MESSAGE_OVERHEAD_BYTES * len(tail.ends) + STREAM_OVERHEAD_BYTES + TAIL_OVERHEAD_BYTES
+            del self._tails[incarnation]

@@ -31,7 +31,9 @@ def test_a_read_returns_the_whole_messages_that_end_beyond_the_offset(
     offset = data.draw(st.integers(start, boundaries[-1]))
     limit = data.draw(st.sampled_from(boundaries))
     bytes_max = data.draw(st.integers(1, 30))
-    run = hot.tails[7].read(offset, limit, bytes_max)
+    tail = hot.tail(7)
+    assert tail is not None
+    run = tail.read(offset, limit, bytes_max)
     first = next((index for index, end in enumerate(boundaries[1:]) if end > offset), len(messages))
     expected: list[bytes] = []
     for message, end in zip(messages[first:], boundaries[first + 1 :], strict=True):
@@ -46,23 +48,27 @@ def test_a_read_returns_the_whole_messages_that_end_beyond_the_offset(
 @given(st.integers(0, 50), appends.filter(bool))
 def test_exactly_the_ends_of_messages_are_boundaries(start: int, batches: list[list[bytes]]) -> None:
     hot, _, boundaries = filled(start, batches)
-    tail = hot.tails[7]
+    tail = hot.tail(7)
+    assert tail is not None
     assert [offset for offset in range(boundaries[-1] + 5) if tail.is_boundary(offset)] == boundaries
 
 
 @given(st.integers(0, 50), appends.filter(bool))
 def test_the_rest_of_an_append_is_found_from_any_boundary_within_it(start: int, batches: list[list[bytes]]) -> None:
     hot, _, _ = filled(start, batches)
-    offset = start
+    offset, tail = start, hot.tail(7)
+    assert tail is not None
     for batch in batches:
         for index, message in enumerate(batch):
-            assert hot.tails[7].append_at(offset) == batch[index:]
+            assert tail.append_at(offset) == batch[index:]
             offset += len(message)
-    assert hot.tails[7].append_at(offset) == []
+    assert tail.append_at(offset) == []
 
 
-@given(appends, appends)
-def test_dropping_gives_back_what_publishing_took(one: list[list[bytes]], other: list[list[bytes]]) -> None:
+@given(appends, appends, st.booleans(), st.booleans())
+def test_letting_go_gives_back_what_publishing_took(
+    one: list[list[bytes]], other: list[list[bytes]], looked_at: bool, released: bool
+) -> None:
     hot, *_ = filled(0, one)
     before = hot.bytes
     assert before >= sum(len(message) for batch in one for message in batch)
@@ -70,7 +76,13 @@ def test_dropping_gives_back_what_publishing_took(one: list[list[bytes]], other:
     for number, batch in enumerate(other):
         hot.publish(8, offset, number * 10, 5, batch)
         offset += sum(map(len, batch))
-    hot.drop(8)
+    if looked_at:
+        hot.tail(8)
+    if released:
+        hot.release([8], len(other) * 10)
+    else:
+        hot.drop(8)
+    assert 8 not in hot
     assert hot.bytes == before + UNFLUSHED_OVERHEAD_BYTES * sum(map(len, other))
     hot.drop(8)
     hot.drop(7)
