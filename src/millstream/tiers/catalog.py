@@ -83,6 +83,7 @@ class Catalog:
         # For loading streams: to begin a transaction takes as long as to look something up. Whoever has written lets
         # go of it; it ends when nobody uses it any more.
         self._reading: Any = None
+        self._writes = 0
 
     def _upgrade(self) -> None:
         """From format 1, in which rows held no extents."""
@@ -110,10 +111,17 @@ class Catalog:
         return decode_stream(decode_key(name), row_of(packed))
 
     def _lookups(self) -> Any:
-        transaction = self._reading
-        if transaction is None:
-            transaction = self._reading = self._environment.begin(db=self._tables.streams)
+        while (transaction := self._reading) is None:
+            # A thread that writes meanwhile may have let go just before this one began: then it shows what was.
+            writes = self._writes
+            self._reading = self._environment.begin(db=self._tables.streams)
+            if self._writes != writes:
+                self._reading = None
         return transaction
+
+    def _written(self) -> None:
+        self._writes += 1
+        self._reading = None
 
     def restore(self, machine: StateMachine) -> None:
         """Fill in the state that is always in memory."""
@@ -167,7 +175,7 @@ class Catalog:
             yield True
             writer = CatalogWriter(self._tables, transaction, self.position, checkpoint.now_ms)
             yield from writer.steps(checkpoint, streams)
-        self._reading = None
+        self._written()
         self.position = checkpoint.position
 
     def kept(self, incarnation: int) -> Kept | None:
@@ -228,7 +236,7 @@ class Catalog:
         """Forget cold messages of incarnations that are gone and before earliest offsets: footers still list them."""
         with self._environment.begin(write=True) as transaction:
             CatalogWriter(self._tables, transaction, self.position, now_ms).drop_dead_extents()
-        self._reading = None
+        self._written()
 
     # -- the cold index ----------------------------------------------------------------------------------------
 
@@ -323,7 +331,7 @@ class Catalog:
         with self._environment.begin(write=True) as transaction:
             transaction.delete(u32(number), db=self._tables.segments)
             transaction.delete(u32(number), db=self._tables.dead)
-        self._reading = None
+        self._written()
 
     def close(self) -> None:
         self._reading = None

@@ -112,8 +112,8 @@ class LoneTail(msgspec.Struct, gc=False, eq=False):
     message: bytes
 
     def whole(self) -> HotTail:
-        columns = (array("q", [value]) for value in (self.end, self.position, self.at_ms))
-        return HotTail(self.start, [self.message], *columns)
+        ends, positions, times = array("q", (self.end,)), array("q", (self.position,)), array("q", (self.at_ms,))
+        return HotTail(self.start, [self.message], ends, positions, times)
 
 
 class Unflushed:

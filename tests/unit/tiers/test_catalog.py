@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any
 
 import lmdb
 import msgspec
@@ -16,6 +18,7 @@ from millstream.errors import Corrupt
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
+from millstream.slices import batched
 from millstream.streams.records import ForkPoint, SegmentRef
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
@@ -33,7 +36,6 @@ from millstream.tiers.catalog_rows import (
     encode_stream,
     u64,
 )
-from millstream.tiers.catalog_writer import batched
 from millstream.tiers.segments import Extent
 
 number = st.integers(0, 2**62)
@@ -143,6 +145,38 @@ def test_a_saved_stream_is_found_by_name_and_by_incarnation(catalog: Catalog) ->
     assert catalog.load_key(StreamKey("logs", "b")) is None
     assert catalog.load_incarnation(8) is None
     assert catalog.position == 20
+
+
+class WrittenMeanwhile:
+    """An environment in which a checkpoint is committed just after the next transaction has begun."""
+
+    def __init__(self, environment: lmdb.Environment, write: Callable[[], None]) -> None:
+        self._environment = environment
+        self._write: Callable[[], None] | None = write
+
+    def begin(self, **options: Any) -> lmdb.Transaction:
+        transaction = self._environment.begin(**options)
+        if self._write is not None:
+            write, self._write = self._write, None
+            other = Thread(target=write)
+            other.start()
+            other.join()
+        return transaction
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def test_a_lookup_that_begins_just_before_a_checkpoint_does_not_show_the_past_from_then_on(catalog: Catalog) -> None:
+    saved = stream(7, "logs", "a", tail=5)
+    catalog.write(checkpoint(20, saved))
+    saved.tail = 9
+    later = checkpoint(30, saved)
+    catalog._environment = WrittenMeanwhile(catalog._environment, lambda: catalog.write(later))
+    for _ in range(2):
+        found = catalog.load_key(saved.key)
+        assert found is not None
+        assert found.tail == 9
 
 
 def test_a_removed_stream_is_gone_and_its_successor_stays(catalog: Catalog) -> None:
