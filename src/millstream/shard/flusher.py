@@ -55,7 +55,7 @@ MANIFESTS_PER_FULL: Final = 256
 FULL_PART_STREAMS: Final = 50_000
 POLL_SECONDS: Final = 0.25
 # So many changed streams are flushed, however little they hold: each is a page of the catalog, and state in memory.
-FLUSH_STREAMS: Final = 32_768
+FLUSH_STREAMS: Final = 16_384
 
 
 class FlushLimits(NamedTuple):
