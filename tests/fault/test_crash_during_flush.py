@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +54,10 @@ def some_soak(point: str, is_distinct: bool, *more: object) -> Any:
     return pytest.param(point, *more, marks=() if is_distinct else pytest.mark.soak)
 
 
-def crashing(data_dir: Path, store: FolderStore, point: str, after: int = 0) -> ServerProcess:
+def crashing(data_dir: Path, store: FolderStore, point: str, after: int = 0, *, process: bool = False) -> ServerProcess:
     environment = {"CRASH_POINT": point, "CRASH_FILE": str(armed(data_dir)), "CRASH_AFTER": str(after)}
+    if process:
+        environment["PROCESS_ROWS"] = "0"
     return ServerProcess(data_dir, settings=(*store.settings, *FLUSHING), command=LAUNCHER, environment=environment)
 
 
@@ -111,11 +117,24 @@ def events(client: httpx.Client, bucket: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("point", "after"), [("before the segment put", 1), *(some_soak(point, point in DISTINCT, 0) for point in POINTS)]
+    ("point", "after", "process"),
+    [
+        ("before the segment put", 1, False),
+        *(some_soak(point, point in DISTINCT, 0, False) for point in POINTS),
+        # By a process of its own, which has something to say or to write just then.
+        ("after the segment put", 0, True),
+        ("before the catalog write", 0, True),
+        ("after the catalog write", 0, True),
+    ],
 )
-def test_crash_in_a_flush_keeps_every_message_once_and_its_orphans_go(tmp_path: Path, point: str, after: int) -> None:
+def test_crash_in_a_flush_keeps_every_message_once_and_its_orphans_go(
+    tmp_path: Path, point: str, after: int, process: bool
+) -> None:
     data_dir, store = tmp_path / "data", FolderStore(tmp_path / "cold")
-    with crashing(data_dir, store, point, after) as server, httpx.Client(base_url=server.url, timeout=20) as client:
+    with (
+        crashing(data_dir, store, point, after, process=process) as server,
+        httpx.Client(base_url=server.url, timeout=20) as client,
+    ):
         set_scene(client)
         counts = produce_until_crash(client, server)
     with server_on(data_dir, store, *FLUSHING) as server, httpx.Client(base_url=server.url, timeout=20) as client:
@@ -148,6 +167,50 @@ def test_crash_in_a_flush_keeps_every_message_once_and_its_orphans_go(tmp_path: 
         assert names(store, "segments") == listed
         assert server.stop() == 0
         assert "Traceback" not in server.stderr()
+
+
+def children(pid: int) -> set[int]:
+    """The processes that a process has started, whichever of its threads it was."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.add(int(path.parent.name))
+    return found
+
+
+def test_a_flushing_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    data_dir, store = tmp_path / "data", FolderStore(tmp_path / "cold")
+    with (
+        crashing(data_dir, store, "none", process=True) as server,
+        httpx.Client(base_url=server.url, timeout=20) as client,
+    ):
+        set_scene(client)
+        assert server.process is not None
+        counts = {FIRST: 0, SECOND: 0}
+        seen: dict[int, float] = {}
+        # While it starts, and in the middle of its work or just after some of it.
+        ages = [0.0, 0.5, 0.6, 0.75, 1.0]
+        deadline = time.monotonic() + 60
+        while ages and time.monotonic() < deadline:
+            for path in counts:
+                assert produce(client, path, counts[path]) == 200
+                counts[path] += 1
+            for child in children(server.process.pid):
+                if time.monotonic() - seen.setdefault(child, time.monotonic()) >= ages[0]:
+                    seen[child] = float("inf")
+                    os.kill(child, signal.SIGKILL)
+                    ages.pop(0)
+                    break
+        assert not ages
+        wait_until_flushed(client, released=True)
+        for path, count in counts.items():
+            assert read_all(client, path) == content(path, count)
+        wait_until(lambda: not verified(data_dir, store)["problems"], "nothing is left over", 20)
+        server.kill()
+    with server_on(data_dir, store, *FLUSHING) as server, httpx.Client(base_url=server.url, timeout=20) as client:
+        for path, count in counts.items():
+            assert read_all(client, path) == content(path, count)
 
 
 @pytest.mark.parametrize("point", ["before the seal", "after the seal"])

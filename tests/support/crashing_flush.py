@@ -5,6 +5,7 @@ CRASH_FILE            the crash is armed once this file exists
 CRASH_AFTER           how many times the armed point is passed unharmed (default 0)
 MANIFESTS_PER_FULL    overrides the flusher's constant, so that a test sees full manifests soon
 FULL_PART_STREAMS     the same for the size of their parts
+PROCESS_ROWS          the same for what a flush needs a process of its own for
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ class Fuse:
 def wire(node: Node, fuse: Fuse) -> None:
     """Put the fuse before and after each step of a flush."""
     shard: Any = node.shard
-    objects, committer, catalog, log = shard.cold.objects, shard.committer, shard._catalog, shard._log
-    put, submit, write, trim = objects.put, committer.submit_and_wait, catalog.writing, log.trim
+    objects, committer, log = shard.cold.objects, shard.committer, shard._log
+    put, submit, trim = objects.put, committer.submit_and_wait, log.trim
     kinds = {"segments": "segment", "notes": "notes", "manifests": "manifest"}
 
     async def put_between(path: str, data: bytes | Path) -> None:
@@ -80,10 +81,13 @@ def wire(node: Node, fuse: Fuse) -> None:
         fuse.pass_by("after the seal")
         return outcome
 
-    def write_between(checkpoint: object) -> Generator[bool, None, None]:
-        fuse.pass_by("before the catalog write")
-        yield from write(checkpoint)
-        fuse.pass_by("after the catalog write")
+    def around(write: Callable[[object], None]) -> Callable[[object], None]:
+        def write_between(checkpoint: object) -> None:
+            fuse.pass_by("before the catalog write")
+            write(checkpoint)
+            fuse.pass_by("after the catalog write")
+
+        return write_between
 
     def trim_between(position: int) -> None:
         fuse.pass_by("before the trim")
@@ -92,7 +96,8 @@ def wire(node: Node, fuse: Fuse) -> None:
 
     objects.put = put_between
     committer.submit_and_wait = submit_between
-    catalog.writing = write_between
+    for jobs in (shard.flusher._local, shard.flusher._process):
+        jobs.write = around(jobs.write)
     log.trim = trim_between
 
 
@@ -109,7 +114,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
     constants: Any = flusher
-    for name in ("MANIFESTS_PER_FULL", "FULL_PART_STREAMS"):
+    for name in ("MANIFESTS_PER_FULL", "FULL_PART_STREAMS", "PROCESS_ROWS"):
         if name in os.environ:
             setattr(constants, name, int(os.environ[name]))
     assignments = [*options.set, f"server.listen={options.listen}", f"server.data_dir={options.data_dir}"]

@@ -14,7 +14,7 @@ import errno
 import os
 import resource
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def wire(node: Node, fuse: Fuse) -> None:
     catalog: Any = node.shard._catalog
     objects: Any = node.shard.cold.objects
     log: Any = node.shard._log
-    apply_batch, finish, write = committer._apply_batch, committer._finish, catalog.writing
+    apply_batch, finish, write = committer._apply_batch, committer._finish, catalog.write
     put, trim = objects.put, log.trim
 
     def apply_and_crash(batch: object) -> None:
@@ -133,9 +133,9 @@ def wire(node: Node, fuse: Fuse) -> None:
             # The answer is with the transport; the loop sends it at the end of this turn.
             committer._loop.call_later(0.05, os._exit, 137)
 
-    def write_and_crash(checkpoint: object) -> Generator[bool, None, None]:
+    def write_and_crash(checkpoint: object) -> None:
         fuse.pass_by("before the checkpoint")
-        yield from write(checkpoint)
+        write(checkpoint)
         fuse.pass_by("after the checkpoint")
 
     async def put_and_crash(path: str, data: object) -> None:
@@ -151,7 +151,7 @@ def wire(node: Node, fuse: Fuse) -> None:
     log.trim = trim_and_crash
     committer._apply_batch = apply_and_crash
     committer._finish = finish_and_crash
-    catalog.writing = write_and_crash
+    catalog.write = write_and_crash
 
 
 async def run(config: configuration.Config, announce: Callable[[str], None]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millstream.protocol.keys import StreamKey
+from millstream.streams.state import Stream
 from millstream.tiers.hot import HotTier, Unflushed
-from millstream.tiers.segment_encoder import Arranged, EncodedSegment, OwnerColumns, Owners, encoding, slabs
+from millstream.tiers.segment_encoder import EncodedSegment, Owners, encode_segments
 
 START_MS = 1_700_000_000_000
 
@@ -53,25 +54,16 @@ def unflushed_of(runs: list[Run]) -> Unflushed:
     return hot.unflushed
 
 
-def owners_of(runs: list[tuple[str, Run]]) -> Owners:
+def streams_of(runs: list[tuple[str, Run]]) -> list[Stream]:
     """The streams of runs that come with their buckets."""
-    owners = Owners()
-    for incarnation, (bucket, run) in {run.incarnation: (bucket, run) for bucket, run in runs}.items():
-        owners.add(StreamKey(bucket, run.stream), incarnation, run.content_type)
-    return owners
+    return [
+        Stream.created(incarnation, StreamKey(bucket, run.stream), run.content_type, START_MS)
+        for incarnation, (bucket, run) in {run.incarnation: (bucket, run) for bucket, run in runs}.items()
+    ]
 
 
 def encode_segment(bucket: str, shard: int, runs: list[Run]) -> EncodedSegment:
     """The runs of one bucket and day as one segment."""
-    (slab,) = slabs(unflushed_of(runs), 0, 1 << 62)
-    arranged = Arranged(slab, OwnerColumns(owners_of([(bucket, run) for run in runs]), []))
-    (part,) = arranged.parts
-    steps = encoding(arranged, part, shard)
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as finished:
-            encoded: EncodedSegment = finished.value
-            return encoded
-        if step is not None:
-            step()
+    owners = Owners(streams_of([(bucket, run) for run in runs]), [])
+    (encoded,) = encode_segments(unflushed_of(runs), 0, 1 << 62, owners, shard)
+    return encoded

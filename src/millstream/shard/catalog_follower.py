@@ -172,20 +172,19 @@ class CatalogFollower:
         return [one for one in self._generations if one.end <= position]
 
     async def _write(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
-        loop = asyncio.get_running_loop()
         async with self._flusher.lock:
             if checkpoint.position <= self._catalog.position:
                 return
-            await self._flusher.write_catalog(checkpoint)
+            await self._flusher.write_catalog(checkpoint, len(manifest.streams))
             if manifest.removed_segments:
-                await loop.run_in_executor(self._flusher.thread, self._forget, set(manifest.removed_segments))
+                await self._flusher.in_thread(self._forget, set(manifest.removed_segments))
             brought = [(one.replaced, one.segments) for one in manifest.replacements]
             self._machine.replaced = [
                 one for one in self._machine.replaced if (one.replaced, one.segments) not in brought
             ]
             concerned: dict[int, None] = {}
             for one in list(self._generations):
-                streams = await loop.run_in_executor(self._flusher.thread, streams_of, one.unflushed)
+                streams = await self._flusher.in_thread(streams_of, one.unflushed)
                 concerned.update(dict.fromkeys(streams))
             position = checkpoint.position
             left = [one._replace(unflushed=self._hot.forget(one.unflushed, position)) for one in self._generations]

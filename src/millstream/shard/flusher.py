@@ -17,10 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from millstream.clock import Clock, monotonic_seconds
 from millstream.errors import MillstreamError
@@ -28,14 +27,15 @@ from millstream.log.interface import Log
 from millstream.measures import ShardMeasures
 from millstream.shard.committer import Committer
 from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze, thaw
-from millstream.shard.segmenting import reference, segments
 from millstream.slices import batched
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentSealed, SegmentsReplaced
+from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, SealedFlush, SealedReplacement, SealedSegment
 from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_path
+from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
+from millstream.tiers.flush_process import FlushProcess
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import (
@@ -46,7 +46,8 @@ from millstream.tiers.manifests import (
     encode_notes,
     manifest_format,
 )
-from millstream.tiers.segment_encoder import streams_of
+from millstream.tiers.segment_encoder import EncodedSegment, streams_of
+from millstream.tiers.segments import encode_extents
 
 logger = logging.getLogger("millstream.flush")
 
@@ -56,6 +57,11 @@ FULL_PART_STREAMS: Final = 50_000
 POLL_SECONDS: Final = 0.25
 # So many changed streams are flushed, however little they hold: each is a page of the catalog, and state in memory.
 FLUSH_STREAMS: Final = 16_384
+# So many streams and messages are for a process of their own, which ends when it has had nothing to do for so long.
+PROCESS_ROWS: Final = 2048
+PROCESS_IDLE_MS: Final = 60_000
+
+T = TypeVar("T")
 
 
 class FlushLimits(NamedTuple):
@@ -64,6 +70,14 @@ class FlushLimits(NamedTuple):
     keep_bytes: int  # flushed messages stay in memory as long as all of memory's messages take no more than this
     pressure_bytes: int  # when memory's messages take more than this, a flush is due at once
     resident_streams_max: int
+
+
+class Stored(NamedTuple):
+    """A flush that is in the object store, and is to be sealed."""
+
+    flush: SealedFlush
+    manifest: str
+    rows: Rows
 
 
 class Flusher:
@@ -94,6 +108,9 @@ class Flusher:
         self._limits = limits
         self.lock = asyncio.Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
+        self._local = LocalJobs(catalog)
+        self._process = FlushProcess(catalog)
+        self._process_used_ms = 0
         # Segments that are sealed but not in the catalog yet, with their indexes.
         self._sealed: list[SealedFlush] = []
         # Segments about to be deleted: the next manifest says so first.
@@ -120,7 +137,7 @@ class Flusher:
             segments = []
             for segment in record.segments:
                 footer = await self._cold.footer(segment)
-                segments.append(SealedSegment(segment, footer.extents))
+                segments.append(SealedSegment(segment, encode_extents(footer.extents)))
             self._sealed.append(SealedFlush(record.through, record.first, record.notes, segments))
             self._machine.sealed.remove(record)
 
@@ -130,6 +147,7 @@ class Flusher:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if not self._is_due():
+                await self._rest()
                 continue
             try:
                 await self.flush()
@@ -144,6 +162,13 @@ class Flusher:
                 logger.exception("flush failed, next try in %.0f s", delay)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, slowest)
+
+    async def _rest(self) -> None:
+        """Give the process's memory back when it has not been needed for a while."""
+        if self._process_used_ms and self._clock.now_ms() - self._process_used_ms > PROCESS_IDLE_MS:
+            self._process_used_ms = 0
+            async with self.lock:
+                await self.in_thread(self._process.close)
 
     def _is_due(self) -> bool:
         if self._committer.failure is not None:
@@ -185,9 +210,9 @@ class Flusher:
             removed_segments, self.removed_segments = self.removed_segments, []
             try:
                 await encode_rows(self._machine)
-                flush, manifest = await self._store(frozen, removed_segments)
-                await self._seal(frozen, flush, manifest)
-                await self._commit(frozen)
+                stored = await self._store(frozen, removed_segments)
+                await self._seal(frozen, stored)
+                await self._commit(frozen, stored.rows)
             except BaseException:
                 thaw(frozen, self._machine, self._hot)
                 self.removed_segments += removed_segments
@@ -196,8 +221,7 @@ class Flusher:
             finally:
                 self._machine.removing = {}
                 self._machine.frozen = {}
-            loop = asyncio.get_running_loop()
-            concerned = await loop.run_in_executor(self.thread, streams_of, frozen.unflushed)
+            concerned = await self.in_thread(streams_of, frozen.unflushed)
             self._hot.forget(frozen.unflushed, frozen.position)
             await self.release(frozen.position, concerned)
             await self._delete_freed_blobs(frozen)
@@ -212,8 +236,8 @@ class Flusher:
 
     # -- storing -------------------------------------------------------------------------------------------
 
-    async def _store(self, frozen: Frozen, removed_segments: list[str]) -> tuple[SealedFlush, str]:
-        """Put everything that is new into the object store; returns it with the name of its manifest."""
+    async def _store(self, frozen: Frozen, removed_segments: list[str]) -> Stored:
+        """Put everything that is new into the object store."""
         sealed: list[SealedSegment] = []
         written: list[str] = []
 
@@ -223,22 +247,36 @@ class Flusher:
             await self._cold.objects.put(path, data)
 
         try:
-            async for encoded in segments(frozen, self._shard, self.thread):
+            jobs = self._jobs(len(frozen.streams) + len(frozen.unflushed))
+            work = FlushInput(self._shard, frozen.first_position, frozen.position, frozen.streams, frozen.unflushed)
+            rows, segments = await self.in_thread(jobs.begin, work)
+            while (encoded := await self.in_thread(next, segments, None)) is not None:
                 info, random = encoded.info, self._clock.random_bytes(8)
                 path = segment_path(info.bucket, info.first_at_ms, self._shard, info.first_position, random)
                 await put(path, encoded.data)
-                sealed.append(SealedSegment(reference(path, encoded), encoded.extents))
+                sealed.append(SealedSegment(_reference(path, encoded), encoded.extents))
             notes = ""
             if frozen.notes:
                 notes = notes_path(self._shard, frozen.position, self._clock.random_bytes(8))
                 await put(notes, encode_notes(frozen.notes))
             flush = SealedFlush(frozen.position, frozen.first_position, notes, sealed)
             manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
-            await put(manifest, encode_manifest(self._manifest(frozen, flush, removed_segments)))
+            told = self._manifest(frozen, flush, removed_segments, rows.trimmed)
+            await put(manifest, encode_manifest(told, rows.streams))
         except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
             await self._discard(written)
             raise
-        return flush, manifest
+        return Stored(flush, manifest, rows)
+
+    def _jobs(self, rows: int) -> FlushJobs:
+        """Where so many streams and messages are gone through."""
+        if rows < PROCESS_ROWS:
+            return self._local
+        self._process_used_ms = self._clock.now_ms()
+        return self._process
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
 
     async def _discard(self, paths: list[str]) -> None:
         for path in paths:
@@ -247,7 +285,10 @@ class Flusher:
             except MillstreamError:
                 return  # the store is down; what is left there is found and removed at the next start
 
-    def _manifest(self, frozen: Frozen, flush: SealedFlush, removed_segments: list[str]) -> Manifest:
+    def _manifest(
+        self, frozen: Frozen, flush: SealedFlush, removed_segments: list[str], trimmed: list[tuple[int, int]]
+    ) -> Manifest:
+        """All of it but its rows."""
         replacements = [Replacement(record.replaced, record.segments) for record in frozen.replaced]
         return Manifest(
             manifest_format(replacements, []),
@@ -262,14 +303,15 @@ class Flusher:
                 for one in (*self._sealed, flush)
             ],
             removed_segments,
-            frozen.rows,
+            [],
             frozen.removed,
-            frozen.trimmed,
+            trimmed,
             {name.decode(): row for name, row in frozen.singletons.items()},
             replacements,
         )
 
-    async def _seal(self, frozen: Frozen, flush: SealedFlush, manifest: str) -> None:
+    async def _seal(self, frozen: Frozen, stored: Stored) -> None:
+        flush, manifest, _ = stored
         segments = [sealed.segment for sealed in flush.segments]
         now_ms = self._clock.now_ms()
         record = SegmentSealed(frozen.first_position, frozen.position, now_ms, manifest, flush.notes, segments)
@@ -282,48 +324,40 @@ class Flusher:
         self._machine.sealed = [record for record in self._machine.sealed if record.through != flush.through]
         self._sealed.append(flush)
 
-    async def _commit(self, frozen: Frozen) -> None:
+    async def _commit(self, frozen: Frozen, rows: Rows) -> None:
         replacements = [await self._indexed(record) for record in frozen.replaced]
         flushes, self._sealed = self._sealed, []
         checkpoint = Checkpoint(
             frozen.position,
-            frozen.rows,
+            rows.streams,
             [(incarnation.to_bytes(8, "big"), name) for incarnation, name in frozen.removed],
             [blob.encode() for blob in frozen.freed_blobs],
             frozen.singletons,
-            frozen.trimmed,
+            rows.trimmed,
             flushes,
             self._clock.now_ms(),
             replacements,
         )
-        loop = asyncio.get_running_loop()
         try:
-            await self.write_catalog(checkpoint)
+            await self.write_catalog(checkpoint, len(frozen.streams) + len(frozen.unflushed))
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
-        await loop.run_in_executor(self.thread, self._log.trim, frozen.position)
+        await self.in_thread(self._log.trim, frozen.position)
 
-    async def write_catalog(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint on the thread; where that needs the interpreter all the time, the loop waits a moment."""
-        loop = asyncio.get_running_loop()
-        steps = self._catalog.writing(checkpoint)
-        step = partial(next, steps, None)
+    async def write_catalog(self, checkpoint: Checkpoint, rows: int) -> None:
+        """Move the catalog to a checkpoint of about so many rows."""
         try:
-            is_short = await loop.run_in_executor(self.thread, step)
-            while is_short is not None:
-                await asyncio.sleep(0)
-                if is_short:
-                    is_short = self.thread.submit(step).result()
-                else:
-                    is_short = await loop.run_in_executor(self.thread, step)
-        except BaseException:
-            # The transaction belongs to the thread, and ends there.
-            self.thread.submit(steps.close)
-            raise
+            await self.in_thread(self._jobs(rows).write, checkpoint)
+        except MillstreamError:
+            # The process may have gone just after its last deed.
+            if self._catalog.position != checkpoint.position:
+                raise
 
     async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
-        segments = [SealedSegment(one, (await self._cold.footer(one)).extents) for one in record.segments]
+        segments = [
+            SealedSegment(one, encode_extents((await self._cold.footer(one)).extents)) for one in record.segments
+        ]
         return SealedReplacement(record.replaced, segments)
 
     async def _delete_freed_blobs(self, frozen: Frozen) -> None:
@@ -366,11 +400,10 @@ class Flusher:
         self._manifests_since_full += 1
         if self._manifests_since_full < MANIFESTS_PER_FULL:
             return
-        loop = asyncio.get_running_loop()
         random = self._clock.random_bytes(8)
         parts = self._catalog.dump(FULL_PART_STREAMS, self._shard)
         through = 0
-        while (part := await loop.run_in_executor(self.thread, next, parts, None)) is not None:
+        while (part := await self.in_thread(next, parts, None)) is not None:
             through = part.through
             path = manifest_path(self._shard, through, random + part.part.to_bytes(4, "big"))
             self.made.add(path)
@@ -383,4 +416,23 @@ class Flusher:
                 await self._cold.objects.delete(path)
 
     def close(self) -> None:
+        self.thread.submit(self._process.close)
         self.thread.shutdown()
+
+
+def _reference(path: str, encoded: EncodedSegment) -> SegmentRef:
+    info = encoded.info
+    return SegmentRef(
+        path,
+        info.bucket,
+        len(encoded.data),
+        encoded.checksum,
+        info.rows,
+        info.payload_bytes,
+        info.first_position,
+        info.last_position,
+        info.first_at_ms,
+        info.last_at_ms,
+        encoded.footer_bytes,
+        encoded.footer_checksum,
+    )

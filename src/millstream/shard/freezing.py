@@ -13,11 +13,10 @@ from typing import Final, NamedTuple
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentsReplaced
 from millstream.streams.state import Stream
-from millstream.tiers.catalog_rows import encode_key, encode_singletons, encode_stream
+from millstream.tiers.catalog_rows import encode_key, encode_singletons, freeze_stream
 from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.journal import Journals
-from millstream.tiers.manifests import FeedNote, ManifestStream
-from millstream.tiers.segment_encoder import Owners
+from millstream.tiers.manifests import FeedNote
 
 SLICE_STREAMS: Final = 256
 
@@ -27,12 +26,10 @@ class Frozen(NamedTuple):
 
     position: int
     first_position: int
-    rows: list[ManifestStream]
+    streams: list[bytes]  # as `freeze_stream` wrote each
     removed: list[tuple[int, bytes]]
     freed_blobs: list[str]
-    trimmed: list[tuple[int, int]]
     singletons: dict[bytes, bytes]
-    owners: Owners  # the streams of the rows
     unflushed: Unflushed
     notes: list[FeedNote]
     replaced: list[SegmentsReplaced]
@@ -41,12 +38,10 @@ class Frozen(NamedTuple):
 
 def freeze(machine: StateMachine, hot: HotTier, journals: Journals, first_position: int, position: int) -> Frozen:
     """Mark the present, which is `position`, as the state to be stored; nothing is encoded yet."""
-    rows: list[ManifestStream] = []
-    owners = Owners()
+    streams: list[bytes] = []
 
     def encode(stream: Stream) -> None:
-        rows.append(encode_stream(stream))
-        owners.add(stream.key, stream.incarnation, stream.content_type)
+        streams.append(freeze_stream(stream))
 
     machine.frozen = dict(machine.dirty)
     machine.freezing, machine.dirty = machine.dirty, {}
@@ -57,16 +52,10 @@ def freeze(machine: StateMachine, hot: HotTier, journals: Journals, first_positi
     return Frozen(
         position=position,
         first_position=first_position,
-        rows=rows,
+        streams=streams,
         removed=[(incarnation, encode_key(key)) for incarnation, key in machine.removing.items()],
         freed_blobs=freed_blobs,
-        trimmed=[
-            (stream.incarnation, stream.earliest)
-            for stream in machine.frozen.values()
-            if stream.earliest and not stream.forks
-        ],
         singletons=encode_singletons(machine),
-        owners=owners,
         unflushed=hot.take_unflushed(),
         notes=[
             FeedNote(bucket, at + note.after, note.event, note.stream, note.at_ms, note.offset, note.content_type)

@@ -22,9 +22,11 @@ from millstream.tiers.manifests import (
     ManifestHead,
     Replacement,
     decode_manifest,
+    encode_rows,
     longest_chain,
 )
 from millstream.tiers.objects import Objects
+from millstream.tiers.segments import encode_extents
 
 FOOTERS_AT_ONCE: Final = 16
 
@@ -143,7 +145,7 @@ async def _indexed(cold: ColdTier, segments: list[SegmentRef], removed: set[str]
     async def index(segment: SegmentRef) -> SealedSegment:
         async with gate:
             try:
-                return SealedSegment(segment, (await cold.footer(segment)).extents)
+                return SealedSegment(segment, encode_extents((await cold.footer(segment)).extents))
             except NotFound:
                 raise Corrupt(
                     f"segment {segment.path} is named by a manifest but not in the store",
@@ -163,7 +165,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     return Checkpoint(
         position,
-        manifest.streams,
+        encode_rows(manifest.streams),
         [(incarnation.to_bytes(8, "big"), name) for incarnation, name in manifest.removed_streams],
         [],
         {name.encode(): row for name, row in manifest.singletons.items()},

@@ -19,7 +19,7 @@ from millstream.streams.records import ForkPoint, SnapshotRef
 NO_PRODUCERS: Final[dict[str, ProducerState]] = {}
 
 
-class Ahead(msgspec.Struct, gc=False, eq=False):
+class Ahead(msgspec.Struct, array_like=True, gc=False, eq=False):
     """What a stream will be once its appends in flight are durable."""
 
     tail: int
@@ -30,7 +30,7 @@ class Ahead(msgspec.Struct, gc=False, eq=False):
     position: int = 0
 
 
-class Stream(msgspec.Struct, gc=False, eq=False):
+class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     """One incarnation of a stream. `incarnation` is the position of the record that created it.
 
     There may be very many, and they come and go: a struct takes a third of the time of a class of our own, and the

@@ -10,13 +10,14 @@ The tables are described in `catalog_tables.py`; `catalog_writer.py` writes to t
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import lmdb
 
-from millstream.errors import Corrupt
+from millstream.errors import Conflict, Corrupt
 from millstream.protocol.keys import StreamKey
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef
@@ -50,20 +51,30 @@ from millstream.tiers.catalog_rows import (
 )
 from millstream.tiers.catalog_tables import FORMAT, Tables
 from millstream.tiers.catalog_writer import CatalogWriter
-from millstream.tiers.columns import binaries, numbers, order_of
 from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
-from millstream.tiers.manifests import Manifest, ManifestFlush, ManifestStream, Replacement, manifest_format
+from millstream.tiers.manifests import (
+    Manifest,
+    ManifestFlush,
+    ManifestStream,
+    Replacement,
+    decode_rows,
+    manifest_format,
+)
 
 logger = logging.getLogger("millstream.catalog")
-
-T = TypeVar("T")
 
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
 
 
 class Catalog:
-    def __init__(self, directory: Path) -> None:
+    """Whoever opens it owns it from then on, by a number; `owner` is for a process that writes on an owner's behalf.
+
+    Such a process may outlive the one that started it by a moment. What it still wants to write then is refused.
+    """
+
+    def __init__(self, directory: Path, owner: int | None = None) -> None:
+        self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         try:
             self._environment = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=16, max_readers=64)
@@ -80,6 +91,7 @@ class Catalog:
             self._upgrade()
         elif found != FORMAT:
             raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
+        self.owner = self._take_over() if owner is None else owner
         # For loading streams: to begin a transaction takes as long as to look something up. Whoever has written lets
         # go of it; it ends when nobody uses it any more.
         self._reading: Any = None
@@ -95,6 +107,13 @@ class Catalog:
                 cursor.put(name, pack_stream(decode_stream_row(row).incarnation, NO_EXTENTS, row))
                 found = cursor.next()
             transaction.put(b"format", str(FORMAT).encode(), db=self._tables.meta)
+
+    def _take_over(self) -> int:
+        with self._environment.begin(write=True, db=self._tables.meta) as transaction:
+            owner = int(transaction.get(b"owner", b"0")) + 1
+            transaction.put(b"owner", str(owner).encode())
+            self.position = self._stored_position(transaction)
+        return owner
 
     # -- StateSource -----------------------------------------------------------------------------------------
 
@@ -159,24 +178,28 @@ class Catalog:
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Replace what has changed, all or nothing."""
-        for _ in self.writing(checkpoint):
-            pass
-
-    def writing(self, checkpoint: Checkpoint) -> Generator[bool, None, None]:
-        """The same in steps, all of them for one thread: each tells whether the next is short and never waits.
-
-        Every call of LMDB lets go of the interpreter, and a thread has to win it back from a busy loop after each. So
-        the loop had better wait for the short ones.
-        """
-        # In the order of their trees: neighbours share a page, and it is found and copied once. Sorting takes a while,
-        # and the loop has not begun to wait yet.
-        streams = _sorted(checkpoint.streams, binaries([stream.name for stream in checkpoint.streams]))
+        # In the order of their tree: neighbours share a page, and it is found and copied once.
+        streams = sorted(decode_rows(checkpoint.streams), key=attrgetter("name"))
         with self._environment.begin(write=True) as transaction:
-            yield True
-            writer = CatalogWriter(self._tables, transaction, self.position, checkpoint.now_ms)
-            yield from writer.steps(checkpoint, streams)
+            self._check_owner(transaction)
+            CatalogWriter(self._tables, transaction, self._stored_position(transaction), checkpoint.now_ms).write(
+                checkpoint, streams
+            )
         self._written()
         self.position = checkpoint.position
+
+    def refresh(self) -> None:
+        """Another process may have written a checkpoint on this one's behalf: go on from there."""
+        with self._environment.begin() as transaction:
+            self.position = self._stored_position(transaction)
+        self._written()
+
+    def _stored_position(self, transaction: Any) -> int:
+        return int(transaction.get(b"position", b"1", db=self._tables.meta))
+
+    def _check_owner(self, transaction: Any) -> None:
+        if int(transaction.get(b"owner", b"0", db=self._tables.meta)) != self.owner:
+            raise Conflict("the catalog was opened by another process since: it is no longer this one's to write")
 
     def kept(self, incarnation: int) -> Kept | None:
         """From which offset on an incarnation's messages count; None if it is gone."""
@@ -336,11 +359,6 @@ class Catalog:
     def close(self) -> None:
         self._reading = None
         self._environment.close()
-
-
-def _sorted(items: Sequence[T], column: Any) -> list[T]:
-    """The items in the order of a column that has a value for each."""
-    return [items[index] for index in numbers(order_of(column), "Q")]
 
 
 def is_within(segment: SegmentRef, first: int, through: int) -> bool:

@@ -21,7 +21,6 @@ from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, Sn
 from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
 from millstream.streams.subscriptions import Link, Subscription
 from millstream.tiers.manifests import ManifestStream
-from millstream.tiers.segments import Extent
 
 
 class StreamRow(msgspec.Struct, array_like=True, gc=False):
@@ -98,10 +97,10 @@ class FlushRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SealedSegment(NamedTuple):
-    """A segment and its index, on their way into the catalog."""
+    """A segment and its index, as `encode_extents` wrote it, on their way into the catalog."""
 
     segment: SegmentRef
-    extents: list[Extent]
+    extents: bytes
 
 
 class SealedFlush(NamedTuple):
@@ -150,10 +149,10 @@ _SECRETS: Final = msgspec.msgpack.Decoder(SecretsCreated)
 
 
 class Checkpoint(NamedTuple):
-    """Everything one transaction writes. Built on the loop, written on a thread."""
+    """Everything one transaction writes. Built on the loop, written elsewhere (`flush_jobs.py`)."""
 
     position: int
-    streams: list[ManifestStream]
+    streams: bytes  # as `encode_rows` wrote them
     removed: list[tuple[bytes, bytes]]  # incarnation, name
     freed_blobs: list[bytes]
     singletons: dict[bytes, bytes]
@@ -161,6 +160,10 @@ class Checkpoint(NamedTuple):
     flushes: list[SealedFlush]
     now_ms: int
     replacements: Sequence[SealedReplacement] = ()
+
+
+encode_checkpoint: Final = msgspec.msgpack.Encoder().encode
+decode_checkpoint: Final = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
 def u32(number: int) -> bytes:
@@ -247,6 +250,12 @@ def encode_stream(stream: Stream) -> ManifestStream:
         stream.expiry.deadline_ms(0) is not None,
         stream.snapshot.blob.encode() if stream.snapshot is not None else None,
     )
+
+
+# A stream as it is, in the least time: what becomes of it is for whoever writes the catalog. Private to a process and
+# those it starts, not a format.
+freeze_stream: Final = msgspec.msgpack.Encoder().encode
+thaw_streams: Final = msgspec.msgpack.Decoder(list[Stream]).decode
 
 
 def decode_stream(key: StreamKey, data: bytes) -> Stream:

@@ -1,7 +1,7 @@
 """The tables of the catalog, and what its readers and its writer both look up in them.
 
     meta           "position" → first position not reflected, which is also the first the log must hold;
-                   "format" → 2
+                   "format" → 2; "owner" → how often the catalog was opened: the last to open it may write
     streams        bucket \\0 stream → incarnation, where its newest cold messages lie, StreamRow (`pack_stream`)
     incarnations   u64, big-endian → bucket \\0 stream
     expiring       the same, only for streams with a deadline

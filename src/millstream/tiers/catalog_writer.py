@@ -5,7 +5,7 @@ Segments are numbered here, and their live bytes are counted: when nothing in on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from millstream.slices import batched
@@ -35,11 +35,10 @@ from millstream.tiers.catalog_rows import (
 )
 from millstream.tiers.catalog_tables import FORMAT, Tables
 from millstream.tiers.manifests import ManifestStream
-from millstream.tiers.segments import Extent
+from millstream.tiers.segments import Extent, decode_extents
 
-# About a millisecond of writing; to hand each to the thread and hear of it takes a fifth of one.
-SLICE_ROWS: Final = 256
-SLICE_EXTENTS: Final = 1024
+# Rows that are handed to LMDB together.
+SLICE_ROWS: Final = 1024
 
 Fresh = dict[int, list[bytes]]
 """What a checkpoint adds to the index, by incarnation: encoded as a stream's row would hold them."""
@@ -54,29 +53,24 @@ class CatalogWriter:
         self._position = position
         self._now_ms = now_ms
 
-    def steps(self, checkpoint: Checkpoint, streams: Sequence[ManifestStream]) -> Iterator[bool]:
-        """Write a checkpoint, its streams in the order of their names; yields whether the next step is short."""
+    def write(self, checkpoint: Checkpoint, streams: Sequence[ManifestStream]) -> None:
+        """Write a checkpoint, its streams in the order of their names."""
         transaction, tables = self._transaction, self._tables
         fresh: Fresh = {}
         for flush in checkpoint.flushes:
-            yield from self._add_flush(flush, fresh)
+            self._add_flush(flush, fresh)
         gone = (int.from_bytes(incarnation, "big") for incarnation, _ in checkpoint.removed)
-        yield from self._put_extents({incarnation: fresh.pop(incarnation, []) for incarnation in gone})
-        for removed in batched(checkpoint.removed, SLICE_ROWS):
-            for incarnation, name in removed:
-                self._remove(incarnation, name)
-            yield True
+        self._put_extents({incarnation: fresh.pop(incarnation, []) for incarnation in gone})
+        for incarnation, name in checkpoint.removed:
+            self._remove(incarnation, name)
         for blob in checkpoint.freed_blobs:
             transaction.delete(blob, db=tables.blobs)
-        yield from self._put_streams(streams, fresh)
-        yield from self._put_extents(fresh)
-        for trimmed in batched(checkpoint.trimmed, SLICE_ROWS):
-            for number, earliest in trimmed:
-                self._drop_extents(number, earliest)
-            yield True
+        self._put_streams(streams, fresh)
+        self._put_extents(fresh)
+        for number, earliest in checkpoint.trimmed:
+            self._drop_extents(number, earliest)
         for name, row in checkpoint.singletons.items():
             transaction.put(name, row, db=tables.singletons)
-        yield False
         # Last: which of the new segments' messages are alive is a question to the rows as they are now.
         for replacement in checkpoint.replacements:
             self._replace(replacement)
@@ -85,7 +79,7 @@ class CatalogWriter:
 
     # -- streams ---------------------------------------------------------------------------------------------
 
-    def _put_streams(self, streams: Sequence[ManifestStream], fresh: Fresh) -> Iterator[bool]:
+    def _put_streams(self, streams: Sequence[ManifestStream], fresh: Fresh) -> None:
         """Write rows, each with what is fresh of its stream; `fresh` is left with what found no row."""
         transaction, table = self._transaction, self._tables.streams
         with transaction.cursor(db=table) as cursor:
@@ -109,8 +103,7 @@ class CatalogWriter:
                     if is_new or stream.expires or stream.blob is not None:
                         self._put_references(stream)
                 cursor.putmulti(rows)
-                yield True
-                yield from self._put_extents(crowded)
+                self._put_extents(crowded)
 
     def _put_references(self, stream: ManifestStream) -> None:
         transaction, tables = self._transaction, self._tables
@@ -131,7 +124,7 @@ class CatalogWriter:
 
     # -- extents ---------------------------------------------------------------------------------------------
 
-    def _put_extents(self, extents: Fresh) -> Iterator[bool]:
+    def _put_extents(self, extents: Fresh) -> None:
         """There may be as many as messages."""
         with self._transaction.cursor(db=self._tables.extents) as cursor:
             for incarnations in batched(sorted(extents), SLICE_ROWS):
@@ -141,15 +134,13 @@ class CatalogWriter:
                     cursor.putmulti(
                         [(pack_pair(incarnation, one.offset_start), encode_row(one.row)) for incarnation, one in placed]
                     )
-                    yield True
 
     def _empty_row(self, incarnation: int) -> None:
         """Move the extents that a stream's row holds to the table of extents."""
         name, packed = self._tables.packed(self._transaction, u64(incarnation))
         own = own_extents(packed, incarnation)
         if packed is not None and own != NO_EXTENTS:
-            for _ in self._put_extents({incarnation: [*map(encode_row, decode_own(own))]}):
-                pass
+            self._put_extents({incarnation: [*map(encode_row, decode_own(own))]})
             self._transaction.put(name, pack_stream(incarnation, NO_EXTENTS, row_of(packed)), db=self._tables.streams)
 
     def _drop_extents(self, incarnation: int, before: int | None) -> None:
@@ -203,7 +194,7 @@ class CatalogWriter:
 
     # -- segments --------------------------------------------------------------------------------------------
 
-    def _add_flush(self, flush: SealedFlush, fresh: Fresh) -> Iterator[bool]:
+    def _add_flush(self, flush: SealedFlush, fresh: Fresh) -> None:
         """Note a flush and its segments; where their messages lie goes into `fresh`."""
         number = self._last_segment()
         numbers = []
@@ -213,11 +204,9 @@ class CatalogWriter:
             self._transaction.put(
                 u32(number), encode_row(SegmentRow(segment, segment.payload_bytes)), db=self._tables.segments
             )
-            for some in batched(extents, SLICE_EXTENTS):
-                for one in some:
-                    placed = one.offset_start, one.offset_end, number, one.row_group, one.row_start, one.rows
-                    fresh.setdefault(one.incarnation, []).append(encode_row(placed))
-                yield True
+            for one in decode_extents(extents):
+                placed = one.offset_start, one.offset_end, number, one.row_group, one.row_start, one.rows
+                fresh.setdefault(one.incarnation, []).append(encode_row(placed))
         row = FlushRow(flush.first_position, flush.notes, numbers)
         self._transaction.put(u64(flush.through), encode_row(row), db=self._tables.flushes)
 
@@ -245,7 +234,9 @@ class CatalogWriter:
         for segment, extents in replacement.segments:
             number += 1
             new[number] = segment
-            self._put_segment(number, SegmentRow(segment, self._index_replacement(number, extents, set(old))))
+            self._put_segment(
+                number, SegmentRow(segment, self._index_replacement(number, decode_extents(extents), set(old)))
+            )
         self._relink_flushes(old, new)
         for number, segment in old.items():
             self._put_segment(number, SegmentRow(segment, 0))

@@ -13,7 +13,7 @@ Compaction replaces segments by others; a manifest says so in `replacements`. `C
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -130,7 +130,16 @@ _MANIFEST: Final = msgspec.msgpack.Decoder(Manifest)
 _NOTES: Final = msgspec.msgpack.Decoder(list[FeedNote])
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+encode_rows: Final = msgspec.msgpack.Encoder().encode
+decode_rows: Final = msgspec.msgpack.Decoder(list[ManifestStream]).decode
+"""The rows of a manifest by themselves: they may be very many, and are handed on as they are."""
+
+
+def encode_manifest(manifest: Manifest, rows: bytes | None = None) -> bytes:
+    """A manifest; its rows may be encoded already."""
+    if rows is not None:
+        encoded: Any = msgspec.Raw(rows)
+        manifest = msgspec.structs.replace(manifest, streams=encoded)
     return _ENCODER.encode(manifest)
 
 

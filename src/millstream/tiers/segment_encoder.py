@@ -1,8 +1,7 @@
 """Encoding segments: messages in the order of the log become rows in the order of segments, and those row groups.
 
-Everything is done to columns. What Arrow does to them needs no interpreter and is for a thread; the little that Python
-has to do with each stream and each message is cut into slices, so that whoever drives it (`shard/segmenting.py`) lets
-requests in between. `encoding` therefore says what it does step by step.
+Everything is done to columns: Arrow groups, sorts and compresses them without the interpreter, and Python touches a
+stream once to name it, once to index it, and a message once to copy it.
 """
 
 from __future__ import annotations
@@ -10,32 +9,30 @@ from __future__ import annotations
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from operator import sub
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as arrow
 import pyarrow.compute as compute
 
-from millstream.protocol.keys import StreamKey
+from millstream.streams.state import Stream
 from millstream.tiers.columns import binaries, integer, integers, numbers, order_of, run_ends, runs, texts
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
     SCHEMA,
-    Extent,
     Pieces,
     SegmentInfo,
     SegmentWriter,
+    encode_extents,
     footer_bytes,
 )
 
 SEGMENT_BYTES: Final = 64 << 20
 # So many messages, however small, are put in order at a time: about a hundred bytes of memory for each.
 SLAB_ROWS: Final = 1 << 19
-SLICE_PIECES: Final = 1024
 DAY_MS: Final = 86_400_000
 _NEVER: Final = (1 << 63) - 1
 
@@ -62,48 +59,30 @@ class EncodedSegment(NamedTuple):
     footer_bytes: int
     footer_checksum: int
     info: SegmentInfo
-    extents: list[Extent]
-
-
-Step = Callable[[], object]
-Encoding = Generator[Step | None, None, EncodedSegment]
-"""Yields work that needs no interpreter, or None where others may have a turn; returns the segment."""
+    extents: bytes  # as `encode_extents` wrote them
 
 
 class Owners:
-    """The streams that messages belong to, noted one by one."""
-
-    def __init__(self) -> None:
-        self.keys: list[StreamKey] = []
-        self.incarnations = array("q")
-        self.content_types: list[str] = []
-
-    def add(self, key: StreamKey, incarnation: int, content_type: str) -> None:
-        self.keys.append(key)
-        self.incarnations.append(incarnation)
-        self.content_types.append(content_type)
-
-
-class OwnerColumns:
-    """The same as columns, for a thread to make. Of a stream that was trimmed, what ends behind its earliest offset
+    """The streams that messages belong to, as columns. Of one that was trimmed, what ends behind its earliest offset
     counts; the last of them stands for all that were deleted, of which nothing does."""
 
-    def __init__(self, owners: Owners, trimmed: Sequence[tuple[int, int]]) -> None:
-        keys, content_types = [*owners.keys, StreamKey("", "")], [*owners.content_types, ""]
-        earliest = array("q", bytes(8 * len(keys)))
-        places = {incarnation: place for place, incarnation in enumerate(owners.incarnations)} if trimmed else {}
+    def __init__(self, streams: Sequence[Stream], trimmed: Sequence[tuple[int, int]]) -> None:
+        earliest = array("q", bytes(8 * (len(streams) + 1)))
+        incarnations = array("q", (stream.incarnation for stream in streams))
+        places = {incarnation: place for place, incarnation in enumerate(incarnations)} if trimmed else {}
         for incarnation, offset in trimmed:
             earliest[places[incarnation]] = offset
         earliest[-1] = _NEVER
-        self._known = integers(owners.incarnations)
-        self._gone = integers(array("i", [len(owners.keys)]), arrow.int32())[0]
-        self.stream_names = [key.stream for key in keys]
-        self.bucket_names = list(dict.fromkeys(key.bucket for key in keys))
-        self.incarnation_of = array("q", [*owners.incarnations, 0])
+        bucket_of, content_types = [stream.key.bucket for stream in streams], [one.content_type for one in streams]
+        self._known = integers(incarnations)
+        self._gone = integers(array("i", [len(streams)]), arrow.int32())[0]
+        self.stream_names = [*(stream.key.stream for stream in streams), ""]
+        self.bucket_names = list(dict.fromkeys([*bucket_of, ""]))
+        self.incarnation_of = array("q", [*incarnations, 0])
         self.streams, self.incarnations = texts(self.stream_names), integers(self.incarnation_of)
-        self.buckets = _numbers_of([key.bucket for key in keys], self.bucket_names)
-        kinds = list(dict.fromkeys(content_types))
-        self.content_types = texts(kinds).take(_numbers_of(content_types, kinds))
+        self.buckets = _numbers_of([*bucket_of, ""], self.bucket_names)
+        kinds = list(dict.fromkeys([*content_types, ""]))
+        self.content_types = texts(kinds).take(_numbers_of([*content_types, ""], kinds))
         self.earliest = integers(earliest)
         # The place of each by bucket, stream and incarnation: sorting a permutation inverts it.
         self.ranks = order_of(order_of(self.buckets, self.streams, self.incarnations))
@@ -148,7 +127,7 @@ def _cut(through: memoryview[int], first: int, stop: int, size: int, rows: int) 
 class Arranged:
     """The messages of a slab in the order of segments: by day and bucket, then stream, incarnation and offset."""
 
-    def __init__(self, slab: Slab, owners: OwnerColumns) -> None:
+    def __init__(self, slab: Slab, owners: Owners) -> None:
         messages, first, count = slab.messages, slab.first, slab.stop - slab.first
 
         def column(values: array[int]) -> arrow.Array:
@@ -188,23 +167,20 @@ class Arranged:
         base = self._first
         return [self._messages[base + row] for row in self._rows[first:stop]]
 
-    def pieces(self, first: int, stop: int) -> Iterator[Pieces]:
-        """What the rows hold of each stream, some streams at a time."""
+    def pieces(self, first: int, stop: int) -> Pieces:
+        """What the rows hold of each stream."""
         streams, incarnations = self._owners.stream_names, self._owners.incarnation_of
         starts, ends = self._start_of[first:stop], self._end_of[first:stop]
         values, stops = run_ends(self._owner.slice(first, stop - first))
-        begin = 0
-        for low in range(0, len(values), SLICE_PIECES):
-            owners, until = values[low : low + SLICE_PIECES].tolist(), stops[low : low + SLICE_PIECES].tolist()
-            since = [begin, *until[:-1]]
-            begin = until[-1]
-            yield Pieces(
-                [streams[owner] for owner in owners],
-                [incarnations[owner] for owner in owners],
-                [starts[row] for row in since],
-                [ends[row - 1] for row in until],
-                list(map(sub, until, since)),
-            )
+        owners, until = values.tolist(), stops.tolist()
+        since = [0, *until[:-1]]
+        return Pieces(
+            [streams[owner] for owner in owners],
+            [incarnations[owner] for owner in owners],
+            [starts[row] for row in since],
+            [ends[row - 1] for row in until],
+            list(map(sub, until, since)),
+        )
 
     def batch(self, bucket: str, shard: int, first: int, stop: int, payloads: arrow.Array) -> arrow.RecordBatch:
         rows = stop - first
@@ -233,32 +209,27 @@ class Arranged:
         return (positions["min"], positions["max"]), (times["min"], times["max"])
 
 
-def encoding(arranged: Arranged, part: Part, shard: int) -> Encoding:
+def encode_segments(
+    messages: Unflushed, first_position: int, position: int, owners: Owners, shard: int
+) -> Iterator[EncodedSegment]:
+    """The messages between two positions, the first included, as segments."""
+    for slab in slabs(messages, first_position, position):
+        arranged = Arranged(slab, owners)
+        for part in arranged.parts:
+            yield _encode(arranged, part, shard)
+
+
+def _encode(arranged: Arranged, part: Part, shard: int) -> EncodedSegment:
     """One segment, row group by row group."""
     sink = arrow.BufferOutputStream()
     writer = SegmentWriter(sink, part.bucket, shard)
     first = part.first
     while first < part.stop:
         stop = arranged.row_group(part, first)
-        for pieces in arranged.pieces(first, stop):
-            writer.describe(pieces)
-            yield None
         payloads = binaries(arranged.payloads(first, stop))
-        yield partial(_write, writer, arranged, part.bucket, shard, first, stop, payloads)
+        writer.write(arranged.batch(part.bucket, shard, first, stop, payloads), arranged.pieces(first, stop))
         first = stop
-    finished: list[EncodedSegment] = []
-    yield lambda: finished.append(_finish(writer, sink, arranged, part))
-    return finished[0]
-
-
-def _write(
-    writer: SegmentWriter, arranged: Arranged, bucket: str, shard: int, first: int, stop: int, payloads: arrow.Array
-) -> None:
-    writer.write_batch(arranged.batch(bucket, shard, first, stop, payloads))
-
-
-def _finish(writer: SegmentWriter, sink: Any, arranged: Arranged, part: Part) -> EncodedSegment:
     info = writer.close(*arranged.bounds(part))
     data = memoryview(sink.getvalue()).cast("B")
     size = footer_bytes(data[-8:], part.bucket)
-    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, writer.extents)
+    return EncodedSegment(data, zlib.crc32(data), size, zlib.crc32(data[-size:]), info, encode_extents(writer.extents))

@@ -87,7 +87,8 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     payload_bytes: int
 
 
-_EXTENTS: Final = msgspec.msgpack.Decoder(list[Extent])
+encode_extents: Final = msgspec.msgpack.Encoder().encode
+decode_extents: Final = msgspec.msgpack.Decoder(list[Extent]).decode
 _INFO: Final = msgspec.msgpack.Decoder(SegmentInfo)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -108,16 +109,11 @@ class SegmentWriter:
         self._bucket = bucket
         self._shard = shard
         self.extents: list[Extent] = []
-        self._groups = self._rows = self._rows_in_group = self._payload_bytes = 0
+        self._groups = self._rows = self._payload_bytes = 0
 
     def write(self, batch: arrow.RecordBatch, pieces: Pieces) -> None:
         """One row group, of which the pieces are all there is."""
-        self.describe(pieces)
-        self.write_batch(batch)
-
-    def describe(self, pieces: Pieces) -> None:
-        """Note what the row group that is written next holds; it may be said in several parts."""
-        *firsts, self._rows_in_group = accumulate(pieces.rows, initial=self._rows_in_group)
+        *firsts, _ = accumulate(pieces.rows, initial=0)
         self.extents += map(
             Extent,
             pieces.streams,
@@ -129,12 +125,9 @@ class SegmentWriter:
             pieces.rows,
         )
         self._payload_bytes += sum(pieces.ends) - sum(pieces.starts)
-
-    def write_batch(self, batch: arrow.RecordBatch) -> None:
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self._rows += batch.num_rows
         self._groups += 1
-        self._rows_in_group = 0
 
     def close(self, positions: tuple[int, int], times: tuple[int, int]) -> SegmentInfo:
         info = SegmentInfo(
@@ -147,7 +140,7 @@ class SegmentWriter:
             self._payload_bytes,
         )
         self._writer.add_key_value_metadata(
-            {_INDEX_KEY: _as_text(_ENCODER.encode(self.extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
+            {_INDEX_KEY: _as_text(encode_extents(self.extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
         )
         self._writer.close()
         return info
@@ -183,7 +176,7 @@ def decode_footer(tail: bytes, path: str, checksum: int) -> Footer:
         metadata = parquet.read_metadata(io.BytesIO(b"PAR1" + tail))
         values = metadata.metadata or {}
         info = _INFO.decode(_as_bytes(values[_SEGMENT_KEY]))
-        extents = _EXTENTS.decode(_as_bytes(values[_INDEX_KEY]))
+        extents = decode_extents(_as_bytes(values[_INDEX_KEY]))
     except (arrow.ArrowException, OSError, KeyError, msgspec.MsgspecError, UnicodeError) as error:
         raise Corrupt(f"the footer of segment {path} cannot be read: {error}") from None
     if info.format != FORMAT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from millstream.shard import flusher
 from millstream.shard import freezing as module
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint
+from millstream.tiers.manifests import decode_rows
 from support.fake_time import FakeClock, run, turns
 from support.shards import ShardDriver, key_of, started
 
@@ -72,13 +72,13 @@ def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
             machine = driver.shard.machine
             held = asyncio.Event()
             written: list[Checkpoint] = []
-            writing = driver.catalog.writing
+            write = driver.catalog.write
 
-            def note(checkpoint: Checkpoint) -> Iterator[bool]:
+            def note(checkpoint: Checkpoint) -> None:
                 written.append(checkpoint)
-                yield from writing(checkpoint)
+                write(checkpoint)
 
-            monkeypatch.setattr(driver.catalog, "writing", note)
+            monkeypatch.setattr(driver.catalog, "write", note)
             original = asyncio.sleep
 
             async def slowly(seconds: float) -> None:
@@ -98,7 +98,7 @@ def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
             assert held.is_set()
             assert len(written) == 1
             # Each of the eight exactly once, as they were when it began.
-            assert len(written[0].streams) == 8
+            assert len(decode_rows(written[0].streams)) == 8
             assert saved_tails(driver.catalog, 8) == [1] * 8
             saved = driver.catalog.load_key(key_of("logs/0"))
             assert saved is not None
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_cannot_be_written_is_written_by_the_next_one(
                 raise OSError("no space left")
 
             with monkeypatch.context() as patch:
-                patch.setattr(driver.catalog, "writing", fail)
+                patch.setattr(driver.catalog, "write", fail)
                 with pytest.raises(OSError):
                     await driver.checkpoint()
             with pytest.raises(NotFound):
@@ -164,7 +164,7 @@ def test_a_checkpoint_without_changes_writes_nothing(tmp_path: Path, monkeypatch
             def fail(checkpoint: Any) -> None:
                 raise AssertionError("written for nothing")
 
-            monkeypatch.setattr(driver.catalog, "writing", fail)
+            monkeypatch.setattr(driver.catalog, "write", fail)
             assert await driver.checkpoint() == position
 
     run(main(), clock)

@@ -1,19 +1,16 @@
-"""Segmenting: what a flush has frozen becomes segments of one bucket and day each, in order and not too large."""
+"""Encoding segments: each is of one bucket and day, in order and not too large, and nothing is lost between them."""
 
 from __future__ import annotations
 
-import asyncio
 import io
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.parquet as parquet
 import pytest
 
-from millstream.shard.freezing import Frozen
-from millstream.shard.segmenting import segments
 from millstream.tiers import segment_encoder
-from millstream.tiers.segment_encoder import DAY_MS, EncodedSegment
-from support.segments import Run, owners_of, run_of, unflushed_of
+from millstream.tiers.segment_encoder import DAY_MS, EncodedSegment, Owners, encode_segments
+from millstream.tiers.segments import decode_extents
+from support.segments import Run, run_of, streams_of, unflushed_of
 
 FOREVER = 1 << 62
 
@@ -27,17 +24,9 @@ def flush(
     position: int = FOREVER,
 ) -> list[EncodedSegment]:
     """The segments that a flush of these runs makes; each comes with its bucket."""
-    owners = owners_of([(bucket, run) for bucket, run in runs if run.incarnation not in deleted])
-    unflushed = unflushed_of([run for _, run in runs])
-    frozen = Frozen(
-        position, first_position, [], [], [], list((trimmed or {}).items()), {}, owners, unflushed, [], [], 0
-    )
-
-    async def collect() -> list[EncodedSegment]:
-        with ThreadPoolExecutor(1) as thread:
-            return [encoded async for encoded in segments(frozen, 0, thread)]
-
-    return asyncio.run(collect())
+    streams = streams_of([(bucket, run) for bucket, run in runs if run.incarnation not in deleted])
+    owners = Owners(streams, list((trimmed or {}).items()))
+    return list(encode_segments(unflushed_of([run for _, run in runs]), first_position, position, owners, 0))
 
 
 def rows(encoded: EncodedSegment) -> list[tuple[str, int, bytes]]:
@@ -54,7 +43,8 @@ def test_a_long_run_fills_several_segments_and_loses_nothing(monkeypatch: pytest
     messages = [b"aaaa", b"bbbb", b"cc", b"d" * 25, b"eee"]
     made = flush([("bucket", run_of("s", 7, 0, messages))])
     assert payloads(made) == [[b"aaaa", b"bbbb", b"cc"], [b"d" * 25], [b"eee"]]
-    assert [(one.extents[0].offset_start, one.extents[-1].offset_end) for one in made] == [(0, 10), (10, 35), (35, 38)]
+    extents = [decode_extents(one.extents) for one in made]
+    assert [(one[0].offset_start, one[-1].offset_end) for one in extents] == [(0, 10), (10, 35), (35, 38)]
     assert [(one.info.first_position, one.info.last_position) for one in made] == [(1, 3), (4, 4), (5, 5)]
 
 

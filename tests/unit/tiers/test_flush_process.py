@@ -1,0 +1,141 @@
+"""The jobs of a flush in a process of their own: the same as at home, and a process that dies costs a try, no data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import Unavailable
+from millstream.protocol.producers import ProducerState
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint, freeze_stream
+from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
+from millstream.tiers.flush_process import FlushProcess
+from millstream.tiers.segment_encoder import EncodedSegment
+from support.segments import run_of, streams_of, unflushed_of
+
+RUNS = [
+    *(("one", run_of(f"s{number}", number, 0, [b"%d" % number, b"xyz"], 10 * number)) for number in range(1, 40)),
+    ("two", run_of("large", 77, 5, [b"m" * 70_000] * 30, 1000)),
+    ("two", run_of("empty", 78, 0, [b""], 2000)),
+]
+
+
+def flush_input() -> FlushInput:
+    streams = streams_of(RUNS)
+    streams[3].earliest = 1
+    streams[4].producers = {"p": ProducerState(1, 2)}
+    frozen = [freeze_stream(stream) for stream in streams]
+    return FlushInput(3, 1, 1 << 40, frozen, unflushed_of([run for _, run in RUNS]))
+
+
+def checkpoint(position: int, rows: Rows) -> Checkpoint:
+    return Checkpoint(position, rows.streams, [], [], {}, rows.trimmed, [], 7)
+
+
+def done_by(jobs: FlushJobs) -> tuple[Rows, list[EncodedSegment]]:
+    rows, segments = jobs.begin(flush_input())
+    return rows, [one._replace(data=memoryview(bytes(one.data))) for one in segments]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = Catalog(tmp_path / "catalog")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def process(catalog: Catalog) -> Iterator[FlushProcess]:
+    made = FlushProcess(catalog)
+    yield made
+    made.close()
+
+
+def pid_of(process: FlushProcess) -> int:
+    assert process._process is not None
+    return process._process.pid
+
+
+def test_rows_and_segments_are_those_that_are_made_at_home(catalog: Catalog, process: FlushProcess) -> None:
+    here, there = done_by(LocalJobs(catalog)), done_by(process)
+    assert there == here
+    assert [one.info.bucket for one in there[1]] == ["one", "two"]
+    assert there[0].trimmed == [(4, 1)]
+
+
+def test_a_checkpoint_is_in_the_catalog_and_the_owner_sees_it(catalog: Catalog, process: FlushProcess) -> None:
+    rows, _ = done_by(LocalJobs(catalog))
+    assert catalog.load_incarnation(77) is None
+    process.write(checkpoint(500, rows))
+    assert catalog.position == 500
+    found = catalog.load_incarnation(77)
+    assert found is not None
+    assert found.key.stream == "large"
+
+
+def test_a_process_that_was_killed_is_replaced(catalog: Catalog, process: FlushProcess) -> None:
+    rows, _ = done_by(process)
+    os.kill(pid_of(process), signal.SIGKILL)
+    with pytest.raises(Unavailable, match="gone"):
+        process.write(checkpoint(500, rows))
+    assert catalog.position == 1
+    process.write(checkpoint(500, rows))
+    assert catalog.position == 500
+
+
+def test_segments_that_nobody_took_do_not_answer_the_next_question(catalog: Catalog, process: FlushProcess) -> None:
+    rows, segments = process.begin(flush_input())
+    next(segments)
+    process.write(checkpoint(500, rows))
+    assert catalog.position == 500
+    assert done_by(process) == done_by(LocalJobs(catalog))
+
+
+def test_what_cannot_be_done_is_an_error_and_the_process_goes_on(catalog: Catalog, process: FlushProcess) -> None:
+    rows, _ = done_by(process)
+    pid = pid_of(process)
+    with pytest.raises(Unavailable, match="DecodeError"):
+        process.write(checkpoint(500, rows)._replace(streams=b"\xc1"))
+    process.write(checkpoint(500, rows))
+    assert pid_of(process) == pid
+
+
+def test_a_process_that_outlives_its_owner_can_no_longer_write(tmp_path: Path) -> None:
+    first = Catalog(tmp_path)
+    process = FlushProcess(first)
+    try:
+        rows, _ = done_by(process)
+        first.close()  # as if it had died, and its process had not noticed yet
+        second = Catalog(tmp_path)
+        process._send(b"write", encode_checkpoint(checkpoint(500, rows)))
+        with pytest.raises(Unavailable, match="no longer this one's to write"):
+            process._receive()
+        second.refresh()
+        assert second.position == 1
+        second.write(checkpoint(600, rows))
+        assert second.position == 600
+        second.close()
+    finally:
+        process.close()
+
+
+def test_interrupts_do_not_end_it_but_its_parent_does(catalog: Catalog, process: FlushProcess) -> None:
+    rows, _ = done_by(process)
+    pid = pid_of(process)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+    process.write(checkpoint(500, rows))
+    assert pid_of(process) == pid
+    assert process._process is not None
+    assert process._process.stdin is not None
+    process._process.stdin.close()  # what the kernel does when the parent dies
+    deadline = time.monotonic() + 10
+    while process._process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process._process.poll() == 0
