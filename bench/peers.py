@@ -115,21 +115,37 @@ class Server:
             self._process.wait()
 
     def resident_bytes(self) -> int:
-        """Memory in use now (VmRSS)."""
-        return self._status("VmRSS") * 1024
-
-    def _status(self, field: str) -> int:
-        assert self._process is not None
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1])
-        raise ServerFailed(f"{self.name} is gone")
+        """Memory in use now, of its processes together; what several of them share counts once (Pss)."""
+        return 1024 * sum(_proportional_kib(pid) for pid in self._processes())
 
     def cpu_seconds(self) -> float:
-        """Processor time it has used since it started, user and system."""
+        """Processor time that it and what it has started have used, user and system."""
+        return sum(_cpu_seconds(pid) for pid in self._processes())
+
+    def _processes(self) -> list[int]:
+        """It, and the processes that it has started."""
         assert self._process is not None
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+        found = [self._process.pid]
+        for pid in found:
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                found += map(int, children.read_text().split())
+        return found
+
+
+def _proportional_kib(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and of those of its children that have ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / TICKS_PER_SECOND
+    return 0.0
 
 
 @contextlib.contextmanager

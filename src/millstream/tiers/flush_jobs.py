@@ -27,6 +27,7 @@ class FlushInput(NamedTuple):
     position: int
     streams: list[bytes]  # as `freeze_stream` wrote each
     messages: Unflushed
+    joined: memoryview | None = None  # the messages back to back, if they are not in `messages` one by one
 
 
 class Rows(NamedTuple):
@@ -75,4 +76,6 @@ def rows_of(streams: Sequence[Stream]) -> Rows:
 def segments_of(flush: FlushInput, streams: Sequence[Stream], rows: Rows) -> Segments:
     if flush.messages:
         owners = Owners(streams, rows.trimmed)
-        yield from encode_segments(flush.messages, flush.first_position, flush.position, owners, flush.shard)
+        yield from encode_segments(
+            flush.messages, flush.first_position, flush.position, owners, flush.shard, flush.joined
+        )

@@ -19,6 +19,8 @@ Instead of any answer there may be `error` with a text, and then the process tak
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import socket
@@ -26,8 +28,6 @@ import subprocess
 import sys
 import threading
 import traceback
-from itertools import accumulate, pairwise
-from operator import sub
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -47,6 +47,10 @@ BUFFER_BYTES: Final = 1 << 20
 # How long one answer may take, and how long the process may take to end.
 ANSWER_SECONDS_MAX: Final = 300.0
 END_SECONDS_MAX: Final = 5.0
+# Requests go first; but where there is one processor for all, a quarter of it is enough to keep up with them.
+NICENESS: Final = 5
+# What is made of tens of thousands of streams is no garbage before the job is done.
+GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 
 
 class _Span(msgspec.Struct, array_like=True, frozen=True):
@@ -171,6 +175,8 @@ def main() -> None:
     # wants its last flush.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICENESS)
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     number, directory, owner = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     channel = Channel(socket.socket(fileno=int(number)))
@@ -192,7 +198,18 @@ def main() -> None:
         else:
             channel.send(b"done")
         del request
-        arrow.default_memory_pool().release_unused()
+        _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """Allocators keep what was freed, and this process may have nothing to do for a while."""
+    arrow.default_memory_pool().release_unused()
+    if _trim is not None:
+        _trim(0)
+
+
+# Only glibc's allocator has it, and only it needs it.
+_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _end_with_parent() -> NoReturn:
@@ -206,21 +223,17 @@ def _begin(channel: Channel, parts: list[memoryview]) -> None:
     streams = thaw_streams(parts[1])
     rows = rows_of(streams)
     channel.send(b"rows", rows.streams, _encode(rows.trimmed))
-    flush = FlushInput(span.shard, span.first_position, span.position, [], _messages(parts[2:]))
+    flush = FlushInput(span.shard, span.first_position, span.position, [], _columns(parts[2:7]), parts[7])
     for one in segments_of(flush, streams, rows):
         head = _SegmentHead(one.checksum, one.footer_bytes, one.footer_checksum, one.info)
         channel.send(b"segment", _encode(head), one.extents, one.data)
 
 
-def _messages(parts: list[memoryview]) -> Unflushed:
-    *columns, data = parts
+def _columns(parts: list[memoryview]) -> Unflushed:
     messages = Unflushed()
-    into = messages.incarnations, messages.starts, messages.ends, messages.positions, messages.times
-    for values, column in zip(into, columns, strict=True):
-        values.frombytes(column)
-    messages.bytes = len(data)
-    bounds = accumulate(map(sub, messages.ends, messages.starts), initial=0)
-    messages.messages = [bytes(data[start:end]) for start, end in pairwise(bounds)]
+    columns = messages.incarnations, messages.starts, messages.ends, messages.positions, messages.times
+    for values, part in zip(columns, parts, strict=True):
+        values.frombytes(part)
     return messages
 
 

@@ -131,7 +131,7 @@ class Unflushed:
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self.messages)
+        return len(self.positions)
 
     def since(self, position: int) -> Unflushed:
         """The messages from a position on."""

@@ -10,6 +10,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from operator import sub
 from typing import Final, NamedTuple
 
@@ -43,6 +44,7 @@ class Slab(NamedTuple):
     messages: Unflushed
     first: int
     stop: int
+    payloads: arrow.Array | None  # the messages themselves, if they came back to back
 
 
 class Part(NamedTuple):
@@ -103,14 +105,23 @@ def streams_of(messages: Unflushed) -> list[int]:
     return incarnations
 
 
-def slabs(messages: Unflushed, first_position: int, position: int) -> Iterator[Slab]:
+def slabs(messages: Unflushed, joined: memoryview | None, first_position: int, position: int) -> Iterator[Slab]:
     """The messages between two positions, the first included, in pieces that are no larger than a segment."""
     first, stop = bisect_left(messages.positions, first_position), bisect_left(messages.positions, position)
     through = _through(integers(messages.starts), integers(messages.ends))
     while first < stop:
         until = _cut(through, first, stop, SEGMENT_BYTES, SLAB_ROWS)
-        yield Slab(messages, first, until)
+        begin = through[first - 1] if first else 0
+        payloads = None if joined is None else _split(joined[begin : through[until - 1]], messages, first, until)
+        yield Slab(messages, first, until, payloads)
         first = until
+
+
+def _split(joined: memoryview, messages: Unflushed, first: int, stop: int) -> arrow.Array:
+    """Messages that lie back to back as a column, without a copy."""
+    bounds = array("i", accumulate(map(sub, messages.ends[first:stop], messages.starts[first:stop]), initial=0))
+    buffers = [None, arrow.py_buffer(bounds), arrow.py_buffer(joined)]
+    return arrow.Array.from_buffers(arrow.binary(), stop - first, buffers)
 
 
 def _through(starts: arrow.Array, ends: arrow.Array) -> memoryview[int]:
@@ -143,7 +154,7 @@ class Arranged:
         rows = rows.take(order)
         self._owners = owners
         self._owner = owner.take(order)
-        self._messages, self._first, self._rows = messages.messages, first, numbers(rows, "Q")
+        self._slab, self._rows = slab, rows
         self._starts, self._ends, self._times = starts.take(rows), ends.take(rows), times.take(rows)
         self._positions = column(messages.positions).take(rows)
         self._start_of, self._end_of = numbers(self._starts), numbers(self._ends)
@@ -163,9 +174,12 @@ class Arranged:
         """Where the row group ends that begins with a row: large streams get several, small ones share one."""
         return _cut(self._through, first, part.stop, ROW_GROUP_BYTES, ROW_GROUP_ROWS)
 
-    def payloads(self, first: int, stop: int) -> list[bytes]:
-        base = self._first
-        return [self._messages[base + row] for row in self._rows[first:stop]]
+    def _payloads(self, first: int, stop: int) -> arrow.Array:
+        rows = self._rows.slice(first, stop - first)
+        if self._slab.payloads is not None:
+            return self._slab.payloads.take(rows)
+        messages, base = self._slab.messages.messages, self._slab.first
+        return binaries([messages[base + row] for row in rows.to_pylist()])
 
     def pieces(self, first: int, stop: int) -> Pieces:
         """What the rows hold of each stream."""
@@ -182,7 +196,7 @@ class Arranged:
             list(map(sub, until, since)),
         )
 
-    def batch(self, bucket: str, shard: int, first: int, stop: int, payloads: arrow.Array) -> arrow.RecordBatch:
+    def batch(self, bucket: str, shard: int, first: int, stop: int) -> arrow.RecordBatch:
         rows = stop - first
         owner = self._owner.slice(first, rows)
         zeros = integers(array("i", [0]) * rows, arrow.int32())
@@ -195,7 +209,7 @@ class Arranged:
             self._positions.slice(first, rows),
             self._times.slice(first, rows).view(SCHEMA.field("appended_at").type),
             self._owners.content_types.take(owner),
-            payloads,
+            self._payloads(first, stop),
             self._owners.incarnations.take(owner),
         ]
         return arrow.record_batch(columns, schema=SCHEMA)
@@ -210,10 +224,18 @@ class Arranged:
 
 
 def encode_segments(
-    messages: Unflushed, first_position: int, position: int, owners: Owners, shard: int
+    messages: Unflushed,
+    first_position: int,
+    position: int,
+    owners: Owners,
+    shard: int,
+    joined: memoryview | None = None,
 ) -> Iterator[EncodedSegment]:
-    """The messages between two positions, the first included, as segments."""
-    for slab in slabs(messages, first_position, position):
+    """The messages between two positions, the first included, as segments.
+
+    They may have come `joined`, back to back in one buffer, instead of one by one.
+    """
+    for slab in slabs(messages, joined, first_position, position):
         arranged = Arranged(slab, owners)
         for part in arranged.parts:
             yield _encode(arranged, part, shard)
@@ -226,8 +248,7 @@ def _encode(arranged: Arranged, part: Part, shard: int) -> EncodedSegment:
     first = part.first
     while first < part.stop:
         stop = arranged.row_group(part, first)
-        payloads = binaries(arranged.payloads(first, stop))
-        writer.write(arranged.batch(part.bucket, shard, first, stop, payloads), arranged.pieces(first, stop))
+        writer.write(arranged.batch(part.bucket, shard, first, stop), arranged.pieces(first, stop))
         first = stop
     info = writer.close(*arranged.bounds(part))
     data = memoryview(sink.getvalue()).cast("B")
