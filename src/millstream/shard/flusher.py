@@ -416,6 +416,7 @@ class Flusher:
                 await self._cold.objects.delete(path)
 
     def close(self) -> None:
+        self._process.interrupt()  # a flush that was given up may still wait for it
         self.thread.submit(self._process.close)
         self.thread.shutdown()
 

@@ -153,6 +153,11 @@ class FlushProcess:
         self._channel = Channel(ours)
         return self._channel
 
+    def interrupt(self) -> None:
+        """From any thread: whoever waits for the process need not wait any longer."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process, whatever it is doing; the next job starts another."""
         process, self._process = self._process, None
