@@ -270,7 +270,7 @@ class Flusher:
 
     def _jobs(self, rows: int) -> FlushJobs:
         """Where so many streams and messages are gone through."""
-        if rows < PROCESS_ROWS:
+        if rows < PROCESS_ROWS or self._process.is_impossible:
             return self._local
         self._process_used_ms = self._clock.now_ms()
         return self._process

@@ -83,6 +83,8 @@ class Catalog:
                 f"the catalog {directory} cannot be opened: {error}",
                 hint="move it away: it is rebuilt from the log if the log is whole",
             ) from None
+        # Of a process that was killed while it read: what it saw could not be reused as long as it counts as a reader.
+        self._environment.reader_check()
         self._tables = Tables(self._environment)
         with self._environment.begin(db=self._tables.meta) as transaction:
             found = int(transaction.get(b"format", str(FORMAT).encode()))

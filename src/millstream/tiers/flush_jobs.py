@@ -27,7 +27,6 @@ class FlushInput(NamedTuple):
     position: int
     streams: list[bytes]  # as `freeze_stream` wrote each
     messages: Unflushed
-    joined: memoryview | None = None  # the messages back to back, if they are not in `messages` one by one
 
 
 class Rows(NamedTuple):
@@ -57,7 +56,7 @@ class LocalJobs:
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
         streams = thaw_streams(b"".join(frozen_array(flush.streams)))
         rows = rows_of(streams)
-        return rows, segments_of(flush, streams, rows)
+        return rows, _segments_of(flush, streams, rows)
 
     def write(self, checkpoint: Checkpoint) -> None:
         self._catalog.write(checkpoint)
@@ -73,9 +72,7 @@ def rows_of(streams: Sequence[Stream]) -> Rows:
     return Rows(encode_rows([encode_stream(stream) for stream in streams]), trimmed)
 
 
-def segments_of(flush: FlushInput, streams: Sequence[Stream], rows: Rows) -> Segments:
+def _segments_of(flush: FlushInput, streams: Sequence[Stream], rows: Rows) -> Segments:
     if flush.messages:
         owners = Owners(streams, rows.trimmed)
-        yield from encode_segments(
-            flush.messages, flush.first_position, flush.position, owners, flush.shard, flush.joined
-        )
+        yield from encode_segments(flush.messages, flush.first_position, flush.position, owners, flush.shard)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from millstream.errors import Unavailable
 from millstream.protocol.producers import ProducerState
+from millstream.tiers import segment_encoder
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint, freeze_stream
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
@@ -97,6 +99,24 @@ def test_segments_that_nobody_took_do_not_answer_the_next_question(catalog: Cata
     assert done_by(process) == done_by(LocalJobs(catalog))
 
 
+def test_a_flush_larger_than_a_segment_goes_over_in_slabs(
+    catalog: Catalog, process: FlushProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_encoder, "SEGMENT_BYTES", 1 << 20)
+    here, there = done_by(LocalJobs(catalog)), done_by(process)
+    assert there == here
+    assert len(there[1]) > 3
+
+
+def test_where_no_process_can_be_started_that_is_said(
+    catalog: Catalog, process: FlushProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(Unavailable, match="no process can be started"):
+        process.begin(flush_input())
+    assert process.is_impossible
+
+
 def test_what_cannot_be_done_is_an_error_and_the_process_goes_on(catalog: Catalog, process: FlushProcess) -> None:
     rows, _ = done_by(process)
     pid = pid_of(process)
@@ -128,7 +148,7 @@ def test_a_process_that_outlives_its_owner_can_no_longer_write(tmp_path: Path) -
 def test_interrupts_do_not_end_it_but_its_parent_does(catalog: Catalog, process: FlushProcess) -> None:
     rows, _ = done_by(process)
     pid = pid_of(process)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     process.write(checkpoint(500, rows))
     assert pid_of(process) == pid
