@@ -56,7 +56,7 @@ MANIFESTS_PER_FULL: Final = 256
 FULL_PART_STREAMS: Final = 50_000
 POLL_SECONDS: Final = 0.25
 # So many changed streams are flushed, however little they hold: each is a page of the catalog, and state in memory.
-FLUSH_STREAMS: Final = 40_960
+FLUSH_STREAMS: Final = 32_768
 # So many streams and messages are for a process of their own, which ends when it has had nothing to do for so long.
 PROCESS_ROWS: Final = 2048
 PROCESS_IDLE_MS: Final = 60_000

@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -41,9 +42,10 @@ _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class Worker:
-    def __init__(self, channel: Channel, catalog: Catalog) -> None:
+    def __init__(self, channel: Channel, catalog: Path, owner: int) -> None:
         self._channel = channel
-        self._catalog = catalog
+        self._directory = catalog
+        self._owner = owner
         self._shard = 0
         self._owners = Owners([], [])
         self._jobs: dict[bytes, Callable[..., None]] = {
@@ -89,7 +91,9 @@ class Worker:
 
     def _write(self, checkpoint: memoryview) -> None:
         self._owners = Owners([], [])
-        self._catalog.write(decode_checkpoint(checkpoint))
+        # As long as it is open, LMDB keeps the memory of its largest transaction.
+        with closing(Catalog(self._directory, self._owner)) as catalog:
+            catalog.write(decode_checkpoint(checkpoint))
         self._channel.send(b"done")
 
 
@@ -115,11 +119,7 @@ def main() -> None:
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     descriptor, directory, owner = sys.argv[1:]
-    catalog = Catalog(Path(directory), int(owner))
-    try:
-        Worker(Channel(socket.socket(fileno=int(descriptor))), catalog).run()
-    finally:
-        catalog.close()
+    Worker(Channel(socket.socket(fileno=int(descriptor))), Path(directory), int(owner)).run()
 
 
 if __name__ == "__main__":
