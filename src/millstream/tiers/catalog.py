@@ -111,11 +111,20 @@ class Catalog:
             transaction.put(b"format", str(FORMAT).encode(), db=self._tables.meta)
 
     def _take_over(self) -> int:
-        with self._environment.begin(write=True, db=self._tables.meta) as transaction:
-            owner = int(transaction.get(b"owner", b"0")) + 1
-            transaction.put(b"owner", str(owner).encode())
-            self.position = self._stored_position(transaction)
+        try:
+            with self._environment.begin(write=True, db=self._tables.meta) as transaction:
+                owner = self._stored_owner(transaction) + 1
+                transaction.put(b"owner", str(owner).encode())
+                self.position = self._stored_position(transaction)
+        except lmdb.DiskError:
+            # A full disk is no reason not to serve. A predecessor's process is not fenced then, but if it should still
+            # have written something, the position is not what it was, and nothing is written over that.
+            with self._environment.begin() as transaction:
+                owner, self.position = self._stored_owner(transaction), self._stored_position(transaction)
         return owner
+
+    def _stored_owner(self, transaction: Any) -> int:
+        return int(transaction.get(b"owner", b"0", db=self._tables.meta))
 
     # -- StateSource -----------------------------------------------------------------------------------------
 
@@ -184,9 +193,7 @@ class Catalog:
         streams = sorted(decode_rows(checkpoint.streams), key=attrgetter("name"))
         with self._environment.begin(write=True) as transaction:
             self._check_owner(transaction)
-            CatalogWriter(self._tables, transaction, self._stored_position(transaction), checkpoint.now_ms).write(
-                checkpoint, streams
-            )
+            CatalogWriter(self._tables, transaction, self.position, checkpoint.now_ms).write(checkpoint, streams)
         self._written()
         self.position = checkpoint.position
 
@@ -200,8 +207,10 @@ class Catalog:
         return int(transaction.get(b"position", b"1", db=self._tables.meta))
 
     def _check_owner(self, transaction: Any) -> None:
-        if int(transaction.get(b"owner", b"0", db=self._tables.meta)) != self.owner:
+        if self._stored_owner(transaction) != self.owner:
             raise Conflict("the catalog was opened by another process since: it is no longer this one's to write")
+        if self._stored_position(transaction) != self.position:
+            raise Conflict("the catalog was written by another process since", hint="restart the server")
 
     def kept(self, incarnation: int) -> Kept | None:
         """From which offset on an incarnation's messages count; None if it is gone."""

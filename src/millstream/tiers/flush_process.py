@@ -6,7 +6,7 @@ over the socket between them (`channel.py`), each line one message, its first pa
 
     begin, shard, streams                                               → rows, streams, trimmed
     slab, incarnations, starts, ends, positions, times, messages        → segment, head, extents, data (some); done
-    write, checkpoint                                                   → done
+    write, the catalog's position so far, checkpoint                    → done
 
 A slab's messages belong to the streams of the last `begin`; there is never more than one in memory over there. Instead
 of any answer there may be `error` with a text, and then the process takes the next message.
@@ -83,7 +83,7 @@ class FlushProcess:
 
     def write(self, checkpoint: Checkpoint) -> None:
         try:
-            self._send(b"write", encode_checkpoint(checkpoint))
+            self._send(b"write", encode(self._catalog.position), encode_checkpoint(checkpoint))
             self._receive()
         finally:
             self._catalog.refresh()

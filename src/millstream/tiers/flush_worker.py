@@ -89,10 +89,11 @@ class Worker:
             self._channel.send(b"segment", encode(head), one.extents, one.data)
         self._channel.send(b"done")
 
-    def _write(self, checkpoint: memoryview) -> None:
+    def _write(self, position: memoryview, checkpoint: memoryview) -> None:
         self._owners = Owners([], [])
         # As long as it is open, LMDB keeps the memory of its largest transaction.
         with closing(Catalog(self._directory, self._owner)) as catalog:
+            catalog.position = msgspec.msgpack.decode(position)
             catalog.write(decode_checkpoint(checkpoint))
         self._channel.send(b"done")
 

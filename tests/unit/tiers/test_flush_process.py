@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import Unavailable
+from millstream.errors import Conflict, Unavailable
 from millstream.protocol.producers import ProducerState
 from millstream.tiers import segment_encoder
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint, freeze_stream
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
-from millstream.tiers.flush_process import FlushProcess
+from millstream.tiers.flush_process import FlushProcess, encode
 from millstream.tiers.segment_encoder import EncodedSegment
 from support.segments import run_of, streams_of, unflushed_of
 
@@ -133,7 +133,7 @@ def test_a_process_that_outlives_its_owner_can_no_longer_write(tmp_path: Path) -
         rows, _ = done_by(process)
         first.close()  # as if it had died, and its process had not noticed yet
         second = Catalog(tmp_path)
-        process._send(b"write", encode_checkpoint(checkpoint(500, rows)))
+        process._send(b"write", encode(1), encode_checkpoint(checkpoint(500, rows)))
         with pytest.raises(Unavailable, match="no longer this one's to write"):
             process._receive()
         second.refresh()
@@ -143,6 +143,21 @@ def test_a_process_that_outlives_its_owner_can_no_longer_write(tmp_path: Path) -
         second.close()
     finally:
         process.close()
+
+
+def test_a_checkpoint_upon_another_position_than_the_stored_one_is_refused(
+    catalog: Catalog, process: FlushProcess
+) -> None:
+    rows, _ = done_by(process)
+    process.write(checkpoint(500, rows))
+    process._send(b"write", encode(1), encode_checkpoint(checkpoint(600, rows)))
+    with pytest.raises(Unavailable, match="written by another process"):
+        process._receive()
+    catalog.position = 1
+    with pytest.raises(Conflict):
+        catalog.write(checkpoint(600, rows))
+    catalog.refresh()
+    assert catalog.position == 500
 
 
 def test_interrupts_do_not_end_it_but_its_parent_does(catalog: Catalog, process: FlushProcess) -> None:
