@@ -46,6 +46,7 @@ from millstream.tiers.catalog_rows import (
     pack_stream,
     restore_singletons,
     row_of,
+    stored_row,
     u32,
     u64,
 )
@@ -89,8 +90,8 @@ class Catalog:
         with self._environment.begin(db=self._tables.meta) as transaction:
             found = int(transaction.get(b"format", str(FORMAT).encode()))
             self.position = int(transaction.get(b"position", b"1"))
-        if found == 1:
-            self._upgrade()
+        if found in (1, 2):
+            self._upgrade(found)
         elif found != FORMAT:
             raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
         self.owner = self._take_over() if owner is None else owner
@@ -99,15 +100,18 @@ class Catalog:
         self._reading: Any = None
         self._writes = 0
 
-    def _upgrade(self) -> None:
-        """From format 1, in which rows held no extents."""
+    def _upgrade(self, found: int) -> None:
+        """From formats in which rows were as in manifests, and at first without extents."""
         logger.info("the catalog is rewritten in format %d", FORMAT)
         with self._environment.begin(write=True) as transaction, transaction.cursor(db=self._tables.streams) as cursor:
-            found = cursor.first()
-            while found:
-                name, row = cursor.item()
-                cursor.put(name, pack_stream(decode_stream_row(row).incarnation, NO_EXTENTS, row))
-                found = cursor.next()
+            is_more = cursor.first()
+            while is_more:
+                name, packed = cursor.item()
+                row = packed if found == 1 else row_of(packed)
+                incarnation = decode_stream_row(row).incarnation
+                extents = NO_EXTENTS if found == 1 else own_extents(packed, incarnation)
+                cursor.put(name, pack_stream(incarnation, extents, stored_row(row)))
+                is_more = cursor.next()
             transaction.put(b"format", str(FORMAT).encode(), db=self._tables.meta)
 
     def _take_over(self) -> int:
@@ -130,7 +134,7 @@ class Catalog:
 
     def load_key(self, key: StreamKey) -> Stream | None:
         packed = self._lookups().get(encode_key(key))
-        return decode_stream(key, row_of(packed)) if packed is not None else None
+        return decode_stream(key, packed) if packed is not None else None
 
     def load_incarnation(self, incarnation: int) -> Stream | None:
         lookups = self._lookups()
@@ -138,7 +142,7 @@ class Catalog:
         packed = lookups.get(name) if name is not None else None
         if packed is None or not packed.startswith(u64(incarnation)):
             return None
-        return decode_stream(decode_key(name), row_of(packed))
+        return decode_stream(decode_key(name), packed)
 
     def _lookups(self) -> Any:
         while (transaction := self._reading) is None:
@@ -167,7 +171,7 @@ class Catalog:
                 if not name.startswith(prefix):
                     return
                 if name > after:
-                    yield name, row_of(packed)
+                    yield name, packed
                 found = cursor.next()
 
     def expiring(self) -> Iterator[tuple[int, int]]:
@@ -176,7 +180,7 @@ class Catalog:
             for incarnation, name in cursor:
                 packed = transaction.get(name, db=self._tables.streams)
                 if packed is not None:
-                    stream = decode_stream(decode_key(name), row_of(packed))
+                    stream = decode_stream(decode_key(name), packed)
                     deadline_ms = stream.expiry.deadline_ms(stream.last_access_ms)
                     if deadline_ms is not None:
                         yield int.from_bytes(incarnation, "big"), deadline_ms
@@ -242,9 +246,7 @@ class Catalog:
             part = 1
             rows: list[ManifestStream] = []
             for name, packed in transaction.cursor(db=self._tables.streams):
-                row = row_of(packed)
-                stream = encode_stream(decode_stream(decode_key(name), row))
-                rows.append(ManifestStream(stream.incarnation, name, row, stream.expires, stream.blob))
+                rows.append(encode_stream(decode_stream(decode_key(name), packed)))
                 if len(rows) == rows_per_part:
                     yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], rows, [], [], {})
                     part, rows = part + 1, []

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from millstream.protocol.content_types import JSON, media_type
+from millstream.protocol.content_types import JSON, OCTET_STREAM, media_type
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
@@ -24,6 +24,8 @@ from millstream.tiers.manifests import ManifestStream
 
 
 class StreamRow(msgspec.Struct, array_like=True, gc=False):
+    """A stream as manifests tell of it."""
+
     incarnation: int
     content_type: str
     created_at_ms: int
@@ -40,6 +42,47 @@ class StreamRow(msgspec.Struct, array_like=True, gc=False):
     soft_deleted: bool
     earliest: int = 0
     snapshot: SnapshotRef | None = None
+
+
+# In the table of streams these are numbers: the place here, so more may follow but none may move.
+COMMON_TYPES: Final = (
+    OCTET_STREAM,
+    JSON,
+    "text/plain",
+    "text/plain; charset=utf-8",
+    "text/plain;charset=utf-8",
+    "application/json; charset=utf-8",
+    "application/json;charset=utf-8",
+    "application/x-ndjson",
+    "text/markdown",
+    "text/html",
+    "application/cbor",
+    "application/msgpack",
+    "application/x-protobuf",
+)
+_NUMBERS: Final[dict[str, int | str]] = {content_type: number for number, content_type in enumerate(COMMON_TYPES)}
+
+
+class StoredRow(msgspec.Struct, array_like=True, gc=False):
+    """The same as the table of streams holds it, in few bytes: a flush of very many streams writes the less, and more
+    of them fit into memory. What most streams do not have comes last and is left out if nothing behind it is there.
+    """
+
+    content_type: Annotated[int, msgspec.Meta(ge=0, lt=len(COMMON_TYPES))] | str
+    created_at_ms: int
+    written_after_ms: int  # since it was created
+    accessed_after_ms: int  # since it was written to
+    tail: int
+    closed: bool = False
+    producers: dict[str, ProducerState] = {}
+    expiry: Expiry = NEVER
+    earliest: int = 0
+    snapshot: SnapshotRef | None = None
+    closed_by: ProducerClaim | None = None
+    seq: str | None = None
+    fork: ForkPoint | None = None
+    forks: int = 0
+    soft_deleted: bool = False
 
 
 class BucketRow(msgspec.Struct, array_like=True, gc=False):
@@ -137,6 +180,7 @@ class FoundExtent(NamedTuple):
 
 encode_row: Final = msgspec.msgpack.Encoder().encode
 decode_stream_row: Final = msgspec.msgpack.Decoder(StreamRow).decode
+decode_stored_row: Final = msgspec.msgpack.Decoder(StoredRow).decode
 decode_extent: Final = msgspec.msgpack.Decoder(ExtentRow).decode
 decode_placed: Final = msgspec.msgpack.Decoder(PlacedExtent).decode
 decode_own: Final = msgspec.msgpack.Decoder(list[PlacedExtent]).decode
@@ -180,20 +224,50 @@ pack_pair: Final = struct.Struct(">QQ").pack
 
 # -- streams -------------------------------------------------------------------------------------------------------
 
-# A row of the table of streams: incarnation, how many bytes of extents, the extents, the StreamRow. The extents are an
-# array of a few, whose first byte says how many.
+# What the table of streams holds of one: incarnation, how many bytes of extents, the extents, the StoredRow. The
+# extents are an array of a few, whose first byte says how many.
 _HEAD: Final = struct.Struct(">QH")
 _COUNT: Final = 0x90
 NO_EXTENTS: Final = bytes([_COUNT])
 OWN_EXTENTS_MAX: Final = 8
 
 
-def pack_stream(incarnation: int, extents: bytes, row: bytes) -> bytes:
-    return _HEAD.pack(incarnation, len(extents)) + extents + row
+def pack_stream(incarnation: int, extents: bytes, stored: bytes) -> bytes:
+    return _HEAD.pack(incarnation, len(extents)) + extents + stored
 
 
 def row_of(packed: bytes) -> bytes:
     return packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
+
+
+def stored_row(row: bytes) -> bytes:
+    """A manifest's row as the table of streams holds it."""
+    one = decode_stream_row(row)
+    values = (
+        _NUMBERS.get(one.content_type, one.content_type),
+        one.created_at_ms,
+        one.last_write_at_ms - one.created_at_ms,
+        one.last_access_ms - one.last_write_at_ms,
+        one.tail,
+        one.closed,
+        one.producers,
+        one.expiry,
+        one.earliest,
+        one.snapshot,
+        one.closed_by,
+        one.seq,
+        one.fork,
+        one.forks,
+        one.soft_deleted,
+    )
+    count = len(values)
+    while values[count - 1] == _DEFAULTS[count - 1]:
+        count -= 1
+    return encode_row(values[:count])
+
+
+# What is always there has none.
+_DEFAULTS: Final[tuple[object, ...]] = (*(None,) * 5, False, {}, NEVER, 0, None, None, None, None, 0, False)
 
 
 def own_extents(packed: bytes | None, incarnation: int) -> bytes:
@@ -258,18 +332,22 @@ freeze_stream: Final = msgspec.msgpack.Encoder().encode
 thaw_streams: Final = msgspec.msgpack.Decoder(list[Stream]).decode
 
 
-def decode_stream(key: StreamKey, data: bytes) -> Stream:
-    row = decode_stream_row(data)
-    kind = media_type(row.content_type)
+def decode_stream(key: StreamKey, packed: bytes) -> Stream:
+    """A stream of the table of streams."""
+    incarnation, size = _HEAD.unpack_from(packed)
+    row = decode_stored_row(packed[_HEAD.size + size :])
+    content_type = row.content_type if isinstance(row.content_type, str) else COMMON_TYPES[row.content_type]
+    kind = media_type(content_type)
+    written_at_ms = row.created_at_ms + row.written_after_ms
     return Stream(  # by position: by name it takes twice the time
-        row.incarnation,
+        incarnation,
         key,
-        kind if row.content_type == kind else row.content_type,  # one object for all
+        kind if content_type == kind else content_type,  # one object for all
         kind,
         kind == JSON,
         row.created_at_ms,
-        row.last_write_at_ms,
-        row.last_access_ms,
+        written_at_ms,
+        written_at_ms + row.accessed_after_ms,
         row.tail,
         NEVER if row.expiry == NEVER else row.expiry,
         row.fork,

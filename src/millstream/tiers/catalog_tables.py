@@ -1,8 +1,8 @@
 """The tables of the catalog, and what its readers and its writer both look up in them.
 
     meta           "position" → first position not reflected, which is also the first the log must hold;
-                   "format" → 2; "owner" → how often the catalog was opened: the last to open it may write
-    streams        bucket \\0 stream → incarnation, where its newest cold messages lie, StreamRow (`pack_stream`)
+                   "format" → 3; "owner" → how often the catalog was opened: the last to open it may write
+    streams        bucket \\0 stream → incarnation, where its newest cold messages lie, StoredRow (`pack_stream`)
     incarnations   u64, big-endian → bucket \\0 stream
     expiring       the same, only for streams with a deadline
     extents        incarnation, first offset (u64s, big-endian) → ExtentRow: where the other cold messages lie
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from millstream.tiers.catalog_rows import Kept, decode_stream_row, row_of
+from millstream.tiers.catalog_rows import Kept, decode_key, decode_stream
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 
 class Tables:
@@ -46,8 +46,8 @@ class Tables:
 
     def kept(self, transaction: Any, incarnation: bytes) -> Kept | None:
         """From which offset on an incarnation's messages count; None if it is gone."""
-        _, packed = self.packed(transaction, incarnation)
+        name, packed = self.packed(transaction, incarnation)
         if packed is None:
             return None
-        row = decode_stream_row(row_of(packed))
-        return Kept(0 if row.forks else row.earliest, row.content_type)
+        stream = decode_stream(decode_key(name), packed)
+        return Kept(0 if stream.forks else stream.earliest, stream.content_type)

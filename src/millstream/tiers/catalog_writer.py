@@ -20,15 +20,17 @@ from millstream.tiers.catalog_rows import (
     SegmentRow,
     decode_extent,
     decode_flush,
+    decode_key,
     decode_own,
     decode_placed,
     decode_segment,
-    decode_stream_row,
+    decode_stream,
     encode_row,
     own_extents,
     pack_pair,
     pack_stream,
     row_of,
+    stored_row,
     u32,
     u64,
     with_extents,
@@ -98,7 +100,7 @@ class CatalogWriter:
                         if extended is None:
                             crowded[stream.incarnation] = [*map(encode_row, decode_own(own)), *added]
                         own = extended or NO_EXTENTS
-                    rows.append((stream.name, pack_stream(stream.incarnation, own, stream.row)))
+                    rows.append((stream.name, pack_stream(stream.incarnation, own, stored_row(stream.row))))
                     # An incarnation keeps its name, and the catalog has it since the checkpoint after its creation.
                     if is_new or stream.expires or stream.blob is not None:
                         self._put_references(stream)
@@ -185,8 +187,9 @@ class CatalogWriter:
                 if tables.packed(transaction, incarnation)[1] is None:
                     gone.append(number)
                 found = cursor.set_range(u64(number + 1))
-        rows = (decode_stream_row(row_of(packed)) for _, packed in transaction.cursor(db=tables.streams))
-        trimmed = [(row.incarnation, row.earliest) for row in rows if row.earliest and not row.forks]
+        cursor = transaction.cursor(db=tables.streams)
+        streams = (decode_stream(decode_key(name), packed) for name, packed in cursor)
+        trimmed = [(one.incarnation, one.earliest) for one in streams if one.earliest and not one.forks]
         for number in gone:
             self._drop_extents(number, None)
         for number, earliest in trimmed:

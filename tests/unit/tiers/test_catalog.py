@@ -23,9 +23,12 @@ from millstream.streams.records import ForkPoint, SegmentRef
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import (
+    COMMON_TYPES,
+    NO_EXTENTS,
     OWN_EXTENTS_MAX,
     Checkpoint,
     ExtentRow,
+    PlacedExtent,
     SealedFlush,
     SealedReplacement,
     SealedSegment,
@@ -34,9 +37,12 @@ from millstream.tiers.catalog_rows import (
     encode_key,
     encode_row,
     encode_stream,
+    pack_stream,
+    stored_row,
     u64,
+    with_extents,
 )
-from millstream.tiers.manifests import encode_rows
+from millstream.tiers.manifests import ManifestStream, encode_rows
 from millstream.tiers.segments import Extent, encode_extents
 
 number = st.integers(0, 2**62)
@@ -52,17 +58,23 @@ expiries = st.one_of(
 @st.composite
 def streams(draw: st.DrawFn) -> Stream:
     fork = draw(st.none() | st.builds(ForkPoint, number, number, number, number))
-    content_type = draw(st.sampled_from(["text/plain", "application/json; x", "a/b"]))
+    content_type = draw(st.sampled_from([*COMMON_TYPES, "application/json; x", "a/b"]))
     stream = Stream.created(draw(number), draw(keys), content_type, draw(number), draw(expiries), fork)
     stream.last_write_at_ms, stream.last_access_ms = draw(number), draw(number)
     stream.tail = draw(number)
     stream.closed = draw(st.booleans())
+    if draw(st.booleans()):  # of most there is nothing more to say
+        return stream
     stream.closed_by = draw(st.none() | st.builds(ProducerClaim, text, number, number))
     stream.seq = draw(st.none() | text)
     stream.producers = draw(st.dictionaries(text, st.builds(ProducerState, number, number), max_size=3))
     stream.forks = draw(number)
     stream.soft_deleted = stream.deleted = draw(st.booleans())
     return stream
+
+
+def packed(encoded: ManifestStream) -> bytes:
+    return pack_stream(encoded.incarnation, NO_EXTENTS, stored_row(encoded.row))
 
 
 def fields(stream: Stream) -> dict[str, object]:
@@ -74,23 +86,31 @@ def test_a_stream_survives_the_round_trip(stream: Stream) -> None:
     encoded = encode_stream(stream)
     assert decode_key(encoded.name) == stream.key
     assert encoded.incarnation == stream.incarnation
-    assert fields(decode_stream(stream.key, encoded.row)) == fields(stream)
+    assert fields(decode_stream(stream.key, packed(encoded))) == fields(stream)
     assert encoded.expires == (stream.expiry != Expiry())
+
+
+def test_a_stream_of_which_there_is_little_to_say_takes_few_bytes() -> None:
+    one = Stream.created(1_000_000, StreamKey("b", "s"), "application/json", 1_790_000_000_000)
+    one.tail, one.last_write_at_ms, one.last_access_ms = 4096, 1_790_500_000_000, 1_790_500_000_000
+    assert len(encode_stream(one).row) > 60
+    assert len(stored_row(encode_stream(one).row)) <= 20
 
 
 @given(streams(), st.data())
 def test_a_row_cut_short_is_an_error(stream: Stream, data: st.DataObject) -> None:
-    row = encode_stream(stream).row
+    row = stored_row(encode_stream(stream).row)
+    cut = row[: data.draw(st.integers(0, len(row) - 1))]
     with pytest.raises(msgspec.MsgspecError):
-        decode_stream(stream.key, row[: data.draw(st.integers(0, len(row) - 1))])
+        decode_stream(stream.key, pack_stream(stream.incarnation, NO_EXTENTS, cut))
 
 
 @given(streams(), st.data())
 def test_a_row_with_a_byte_flipped_is_an_error_or_a_stream_never_a_crash(stream: Stream, data: st.DataObject) -> None:
-    row = bytearray(encode_stream(stream).row)
+    row = bytearray(stored_row(encode_stream(stream).row))
     row[data.draw(st.integers(0, len(row) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        found = decode_stream(stream.key, bytes(row))
+        found = decode_stream(stream.key, pack_stream(stream.incarnation, NO_EXTENTS, bytes(row)))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
     assert found.key == stream.key
@@ -395,14 +415,20 @@ def test_what_footers_list_of_streams_that_are_gone_or_trimmed_is_dropped(catalo
     assert [row.live_bytes for _, row in catalog.segments()] == [1, 0]
 
 
-def test_a_catalog_of_the_first_format_is_rewritten(tmp_path: Path) -> None:
-    saved = stream(7, "logs", "a", tail=5)
+@pytest.mark.parametrize("written", [1, 2])
+def test_a_catalog_of_an_older_format_is_rewritten(tmp_path: Path, written: int) -> None:
+    saved = stream(7, "logs", "a", tail=9)
+    row = encode_stream(saved).row
+    if written == 2:
+        own = with_extents(NO_EXTENTS, [encode_row(PlacedExtent(5, 9, 4, 0, 3, 1))])
+        assert own is not None
+        row = pack_stream(7, own, row)
     with lmdb.open(str(tmp_path), max_dbs=16) as environment:
         tables = {name: environment.open_db(name) for name in (b"meta", b"streams", b"incarnations", b"extents")}
         with environment.begin(write=True) as transaction:
-            transaction.put(b"format", b"1", db=tables[b"meta"])
+            transaction.put(b"format", str(written).encode(), db=tables[b"meta"])
             transaction.put(b"position", b"20", db=tables[b"meta"])
-            transaction.put(encode_key(saved.key), encode_stream(saved).row, db=tables[b"streams"])
+            transaction.put(encode_key(saved.key), row, db=tables[b"streams"])
             transaction.put(u64(7), encode_key(saved.key), db=tables[b"incarnations"])
             transaction.put(u64(7) + u64(0), encode_row(ExtentRow(5, 3, 2, 1, 4)), db=tables[b"extents"])
     for _ in range(2):
@@ -411,6 +437,7 @@ def test_a_catalog_of_the_first_format_is_rewritten(tmp_path: Path) -> None:
         assert loaded is not None
         assert fields(loaded) == fields(saved)
         assert catalog.extent_at(7, 2) == (0, ExtentRow(5, 3, 2, 1, 4))
+        assert catalog.extent_at(7, 6) == (None if written == 1 else (5, ExtentRow(9, 4, 0, 3, 1)))
         assert catalog.position == 20
         catalog.close()
 
