@@ -213,6 +213,25 @@ def test_a_flushing_process_that_is_killed_again_and_again_loses_nothing(tmp_pat
             assert read_all(client, path) == content(path, count)
 
 
+def test_a_flushing_process_that_gets_no_processor_is_replaced_by_one_that_competes(tmp_path: Path) -> None:
+    data_dir, store = tmp_path / "data", FolderStore(tmp_path / "cold")
+    with (
+        crashing(data_dir, store, "none", process=True) as server,
+        httpx.Client(base_url=server.url, timeout=20) as client,
+    ):
+        set_scene(client)
+        wait_until_flushed(client, released=True)
+        assert server.process is not None
+        (starved,) = children(server.process.pid)
+        os.kill(starved, signal.SIGSTOP)
+        assert produce(client, FIRST, 0) == 200
+        wait_until_flushed(client, released=True)  # after the ten seconds of patience
+        (successor,) = children(server.process.pid)
+        assert successor != starved
+        assert os.sched_getscheduler(successor) == os.SCHED_OTHER
+        assert read_all(client, FIRST) == content(FIRST, 1)
+
+
 @pytest.mark.parametrize("point", ["before the seal", "after the seal"])
 def test_crash_beside_the_seal_of_the_first_flush_keeps_the_feed_from_its_beginning(tmp_path: Path, point: str) -> None:
     data_dir, store = tmp_path / "data", FolderStore(tmp_path / "cold")

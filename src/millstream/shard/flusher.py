@@ -60,6 +60,8 @@ FLUSH_STREAMS: Final = 32_768
 # So many streams and messages are for a process of their own, which ends when it has had nothing to do for so long.
 PROCESS_ROWS: Final = 2048
 PROCESS_IDLE_MS: Final = 60_000
+# So long after memory was short, or a flush has failed, the process is no longer modest.
+URGENT_MS: Final = 600_000
 
 T = TypeVar("T")
 
@@ -111,6 +113,7 @@ class Flusher:
         self._local = LocalJobs(catalog)
         self._process = FlushProcess(catalog)
         self._process_used_ms = 0
+        self._urgent_until_ms = 0
         # Segments that are sealed but not in the catalog yet, with their indexes.
         self._sealed: list[SealedFlush] = []
         # Segments about to be deleted: the next manifest says so first.
@@ -216,6 +219,7 @@ class Flusher:
             except BaseException:
                 thaw(frozen, self._machine, self._hot)
                 self.removed_segments += removed_segments
+                self._urgent_until_ms = self._clock.now_ms() + URGENT_MS
                 self.measures.flush_failures += 1
                 raise
             finally:
@@ -272,7 +276,10 @@ class Flusher:
         """Where so many streams and messages are gone through."""
         if rows < PROCESS_ROWS or self._process.is_impossible:
             return self._local
-        self._process_used_ms = self._clock.now_ms()
+        now_ms = self._process_used_ms = self._clock.now_ms()
+        if self._hot.bytes > self._limits.pressure_bytes:
+            self._urgent_until_ms = now_ms + URGENT_MS
+        self._process.is_urgent = now_ms < self._urgent_until_ms
         return self._process
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:

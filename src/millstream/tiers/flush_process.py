@@ -10,6 +10,10 @@ over the socket between them (`channel.py`), each line one message, its first pa
 
 A slab's messages belong to the streams of the last `begin`; there is never more than one in memory over there. Instead
 of any answer there may be `error` with a text, and then the process takes the next message.
+
+The process is modest: it takes what nobody else wants of the processors, and is put aside at once when somebody does.
+Where they are all busy that can be next to nothing, so the patience with it is short, and whoever knows that a flush is
+urgent says so. An urgent process competes with the others.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from millstream.tiers.segments import SegmentInfo
 
 WORKER: Final = "millstream.tiers.flush_worker"
 BUFFER_BYTES: Final = 1 << 20
-# How long one answer may take, and how long the process may take to end.
+# How long one answer may take, of a modest process and of an urgent one, and how long it may take to end.
+MODEST_SECONDS_MAX: Final = 10.0
 ANSWER_SECONDS_MAX: Final = 300.0
 END_SECONDS_MAX: Final = 5.0
 
@@ -58,10 +63,14 @@ class FlushProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._owes_segments = False
+        self._runs_urgently = False
+        # Whether the next job's is.
+        self.is_urgent = False
         # The system does not let us start one.
         self.is_impossible = False
 
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
+        self._prepare()
         self._send(b"begin", encode(flush.shard), frozen_array(flush.streams))
         _, streams, trimmed = self._receive()
         return Rows(bytes(streams), _decode_trimmed(trimmed)), self._segments(flush)
@@ -82,6 +91,7 @@ class FlushProcess:
             self._owes_segments = False
 
     def write(self, checkpoint: Checkpoint) -> None:
+        self._prepare()
         try:
             self._send(b"write", encode(self._catalog.position), encode_checkpoint(checkpoint))
             self._receive()
@@ -90,9 +100,12 @@ class FlushProcess:
 
     # -- the process -----------------------------------------------------------------------------------------
 
+    def _prepare(self) -> None:
+        """End a process that has more to say of a flush that was given up, or is of the other kind."""
+        if self._owes_segments or self._runs_urgently != self.is_urgent:
+            self.close()
+
     def _send(self, *parts: Part) -> None:
-        if self._owes_segments:
-            self.close()  # it has more to say of a flush that was given up
         channel = self._channel or self._start()
         try:
             channel.send(*parts)
@@ -117,11 +130,13 @@ class FlushProcess:
 
     def _start(self) -> Channel:
         ours, theirs = socket.socketpair()
+        self._runs_urgently = self.is_urgent
         with theirs:
             for one in (ours, theirs):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             command = [sys.executable, "-m", WORKER, str(theirs.fileno())]
             command += [str(self._catalog.directory), str(self._catalog.owner)]
+            command += ["urgent" if self._runs_urgently else "modest"]
             try:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
@@ -130,7 +145,7 @@ class FlushProcess:
                 ours.close()
                 self.is_impossible = True
                 raise Unavailable(f"no process can be started for a flush: {error}", code="flush_failed") from None
-        ours.settimeout(ANSWER_SECONDS_MAX)
+        ours.settimeout(ANSWER_SECONDS_MAX if self._runs_urgently else MODEST_SECONDS_MAX)
         self._channel = Channel(ours)
         return self._channel
 

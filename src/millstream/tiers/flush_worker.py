@@ -1,6 +1,6 @@
 """The process that does the jobs of large flushes; `flush_process.py` starts it and says what they tell each other.
 
-    python -m millstream.tiers.flush_worker SOCKET CATALOG OWNER
+    python -m millstream.tiers.flush_worker SOCKET CATALOG OWNER modest|urgent
 
 It ends with the process that started it, which holds its standard input open and never writes to it. What it still does
 in the moment before it notices is harmless: it writes nothing but the catalog, and that refuses whoever does not write
@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -33,7 +33,7 @@ from millstream.tiers.flush_process import SegmentHead, encode
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segment_encoder import Owners, encode_segments
 
-# Requests go first; but where there is one processor for all, a quarter of it is enough to keep up with them.
+# Of an urgent process. Requests go first; but of one processor for all, a quarter is enough to keep up with them.
 NICENESS: Final = 5
 # What is made of tens of thousands of streams is no garbage before the job is done.
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
@@ -111,15 +111,24 @@ def _end_with_parent() -> NoReturn:
     os._exit(0)
 
 
+def _lower_priority(*, is_modest: bool) -> None:
+    """Of this thread and those it starts."""
+    os.nice(NICENESS)
+    if is_modest and hasattr(os, "SCHED_IDLE"):
+        # Not just slower: a processor with only such work counts as free for whoever wakes up, the log and the loop.
+        with suppress(OSError):  # a sandbox may not let us
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def main() -> None:
     # A terminal's signals and a service manager's stop reach this process too, while the one that started it still
     # wants its last flush.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    descriptor, directory, owner = sys.argv[1:]
+    descriptor, directory, owner, manner = sys.argv[1:]
+    _lower_priority(is_modest=manner == "modest")
     Worker(Channel(socket.socket(fileno=int(descriptor))), Path(directory), int(owner)).run()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from millstream.errors import Conflict, Unavailable
 from millstream.protocol.producers import ProducerState
-from millstream.tiers import segment_encoder
+from millstream.tiers import flush_process, segment_encoder
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint, freeze_stream
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
@@ -87,6 +87,34 @@ def test_a_process_that_was_killed_is_replaced(catalog: Catalog, process: FlushP
     with pytest.raises(Unavailable, match="gone"):
         process.write(checkpoint(500, rows))
     assert catalog.position == 1
+    process.write(checkpoint(500, rows))
+    assert catalog.position == 500
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no such policy")
+def test_it_takes_only_what_nobody_wants_of_the_processors_unless_it_is_urgent(
+    catalog: Catalog, process: FlushProcess
+) -> None:
+    rows, _ = done_by(process)
+    modest = pid_of(process)
+    assert os.sched_getscheduler(modest) == os.SCHED_IDLE
+    process.is_urgent = True
+    process.write(checkpoint(500, rows))
+    assert pid_of(process) != modest
+    assert os.sched_getscheduler(pid_of(process)) == os.SCHED_OTHER
+    assert catalog.position == 500
+
+
+def test_a_modest_process_that_gets_nowhere_is_given_up_soon(
+    catalog: Catalog, process: FlushProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush_process, "MODEST_SECONDS_MAX", 1.0)
+    rows, _ = done_by(process)
+    stopped = pid_of(process)
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="timed out"):
+        process.write(checkpoint(500, rows))
+    assert not Path(f"/proc/{stopped}").exists()
     process.write(checkpoint(500, rows))
     assert catalog.position == 500
 
