@@ -384,21 +384,24 @@ class Flusher:
             self._journals.drop_before(position)
             for some in batched(incarnations, SLICE_STREAMS):
                 self._hot.release(some, position)
+                self._evict(some)
                 await asyncio.sleep(0)
-        await self._evict()
+        if self._excess() > 0:  # they were not written to
+            for some in batched(self._machine.resident_incarnations(), SLICE_STREAMS):
+                self._evict(some)
+                if self._excess() <= 0:
+                    return
+                await asyncio.sleep(0)
 
-    async def _evict(self) -> None:
-        """Keep no more streams in memory than allowed; those without messages there go first."""
-        excess = self._machine.resident_count() - self._limits.resident_streams_max
-        if excess <= 0:
-            return
-        for some in batched(list(self._machine.resident()), SLICE_STREAMS):
-            excess -= self._machine.evict(
-                [one for one in some if one.incarnation not in self._hot][:excess], self.pinned
-            )
-            if excess <= 0:
-                return
-            await asyncio.sleep(0)
+    def _excess(self) -> int:
+        """How many more streams are in memory than allowed."""
+        return self._machine.resident_count() - self._limits.resident_streams_max
+
+    def _evict(self, incarnations: Sequence[int]) -> None:
+        """Let go of those of the streams that there are too many of, unless they have messages in memory."""
+        excess = self._excess()
+        if excess > 0:
+            self._machine.evict([one for one in incarnations if one not in self._hot][:excess], self.pinned)
 
     # -- full manifests --------------------------------------------------------------------------------------
 

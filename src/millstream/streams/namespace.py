@@ -61,6 +61,10 @@ class Namespace:
     def resident(self) -> Iterator[Stream]:
         return iter(self._by_incarnation.values())
 
+    def resident_incarnations(self) -> list[int]:
+        """Those that came first are first."""
+        return list(self._by_incarnation)
+
     def if_resident(self, incarnation: int) -> Stream | None:
         return self._by_incarnation.get(incarnation)
 
@@ -84,24 +88,21 @@ class Namespace:
             raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
         return bucket
 
-    def evict(self, streams: Iterable[Stream], pinned: Container[int]) -> int:
-        """Forget those of the streams that the catalog has as they are; returns how many.
+    def evict(self, incarnations: Iterable[int], pinned: Container[int]) -> None:
+        """Forget those of the streams that the catalog has as they are. They are loaded again when they are asked for.
 
-        They are loaded again when they are asked for. Pinned ones stay.
+        Pinned ones stay.
         """
         by_key, by_incarnation, dirty, frozen = self._by_key, self._by_incarnation, self.dirty, self.frozen
-        count = 0
-        for stream in streams:
-            incarnation = stream.incarnation
-            if stream.ahead is not None or incarnation in dirty or incarnation in frozen or incarnation in pinned:
+        for incarnation in incarnations:
+            if incarnation in dirty or incarnation in frozen or incarnation in pinned:
                 continue
-            if by_incarnation.get(incarnation) is not stream:
-                continue  # it has gone meanwhile
+            stream = by_incarnation.get(incarnation)
+            if stream is None or stream.ahead is not None:
+                continue
             del by_incarnation[incarnation]
             if by_key.get(stream.key) is stream:
                 del by_key[stream.key]
-            count += 1
-        return count
 
     def resident_count(self) -> int:
         return len(self._by_incarnation)

@@ -60,6 +60,7 @@ COMMON_TYPES: Final = (
     "application/msgpack",
     "application/x-protobuf",
 )
+CommonType = Annotated[int, msgspec.Meta(ge=0, lt=len(COMMON_TYPES))]
 _NUMBERS: Final[dict[str, int | str]] = {content_type: number for number, content_type in enumerate(COMMON_TYPES)}
 
 
@@ -68,7 +69,7 @@ class StoredRow(msgspec.Struct, array_like=True, gc=False):
     of them fit into memory. What most streams do not have comes last and is left out if nothing behind it is there.
     """
 
-    content_type: Annotated[int, msgspec.Meta(ge=0, lt=len(COMMON_TYPES))] | str
+    content_type: CommonType | str
     created_at_ms: int
     written_after_ms: int  # since it was created
     accessed_after_ms: int  # since it was written to
@@ -181,6 +182,9 @@ class FoundExtent(NamedTuple):
 encode_row: Final = msgspec.msgpack.Encoder().encode
 decode_stream_row: Final = msgspec.msgpack.Decoder(StreamRow).decode
 decode_stored_row: Final = msgspec.msgpack.Decoder(StoredRow).decode
+# A row of what every stream has and nothing else: an array of five.
+_PLAIN: Final = b"\x95"
+_decode_plain: Final = msgspec.msgpack.Decoder(tuple[CommonType | str, int, int, int, int]).decode
 decode_extent: Final = msgspec.msgpack.Decoder(ExtentRow).decode
 decode_placed: Final = msgspec.msgpack.Decoder(PlacedExtent).decode
 decode_own: Final = msgspec.msgpack.Decoder(list[PlacedExtent]).decode
@@ -335,19 +339,43 @@ thaw_streams: Final = msgspec.msgpack.Decoder(list[Stream]).decode
 def decode_stream(key: StreamKey, packed: bytes) -> Stream:
     """A stream of the table of streams."""
     incarnation, size = _HEAD.unpack_from(packed)
-    row = decode_stored_row(packed[_HEAD.size + size :])
-    content_type = row.content_type if isinstance(row.content_type, str) else COMMON_TYPES[row.content_type]
-    kind = media_type(content_type)
-    written_at_ms = row.created_at_ms + row.written_after_ms
-    return Stream(  # by position: by name it takes twice the time
+    data = packed[_HEAD.size + size :]
+    # Streams are made by position: by name it takes twice the time.
+    if data.startswith(_PLAIN):  # nearly all; it takes two thirds of the time
+        number, created_at_ms, written_after_ms, accessed_after_ms, tail = _decode_plain(data)
+        content_type, kind, is_json = _COMMON[number] if isinstance(number, int) else _kind(number)
+        at_ms = created_at_ms + written_after_ms
+        return Stream(
+            incarnation,
+            key,
+            content_type,
+            kind,
+            is_json,
+            created_at_ms,
+            at_ms,
+            at_ms + accessed_after_ms,
+            tail,
+            NEVER,
+            None,
+            False,
+            None,
+            None,
+            NO_PRODUCERS,
+        )
+    row = decode_stored_row(data)
+    content_type, kind, is_json = (
+        _COMMON[row.content_type] if isinstance(row.content_type, int) else _kind(row.content_type)
+    )
+    at_ms = row.created_at_ms + row.written_after_ms
+    return Stream(
         incarnation,
         key,
-        kind if content_type == kind else content_type,  # one object for all
+        content_type,
         kind,
-        kind == JSON,
+        is_json,
         row.created_at_ms,
-        written_at_ms,
-        written_at_ms + row.accessed_after_ms,
+        at_ms,
+        at_ms + row.accessed_after_ms,
         row.tail,
         NEVER if row.expiry == NEVER else row.expiry,
         row.fork,
@@ -361,6 +389,15 @@ def decode_stream(key: StreamKey, packed: bytes) -> Stream:
         row.soft_deleted,
         row.soft_deleted,
     )
+
+
+def _kind(content_type: str) -> tuple[str, str, bool]:
+    """What a stream says of its content: the type as it was given, the media type, and whether that is JSON."""
+    kind = media_type(content_type)
+    return content_type, kind, kind == JSON
+
+
+_COMMON: Final = [_kind(one) for one in COMMON_TYPES]
 
 
 def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:
