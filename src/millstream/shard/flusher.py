@@ -386,7 +386,7 @@ class Flusher:
                 self._hot.release(some, position)
                 self._evict(some)
                 await asyncio.sleep(0)
-        if self._excess() > 0:  # they were not written to
+        if self._excess() > 0:  # of streams that were only read
             for some in batched(self._machine.resident_incarnations(), SLICE_STREAMS):
                 self._evict(some)
                 if self._excess() <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -60,7 +61,6 @@ COMMON_TYPES: Final = (
     "application/msgpack",
     "application/x-protobuf",
 )
-CommonType = Annotated[int, msgspec.Meta(ge=0, lt=len(COMMON_TYPES))]
 _NUMBERS: Final[dict[str, int | str]] = {content_type: number for number, content_type in enumerate(COMMON_TYPES)}
 
 
@@ -69,7 +69,7 @@ class StoredRow(msgspec.Struct, array_like=True, gc=False):
     of them fit into memory. What most streams do not have comes last and is left out if nothing behind it is there.
     """
 
-    content_type: CommonType | str
+    content_type: Annotated[int, msgspec.Meta(ge=0, lt=len(COMMON_TYPES))] | str
     created_at_ms: int
     written_after_ms: int  # since it was created
     accessed_after_ms: int  # since it was written to
@@ -182,9 +182,6 @@ class FoundExtent(NamedTuple):
 encode_row: Final = msgspec.msgpack.Encoder().encode
 decode_stream_row: Final = msgspec.msgpack.Decoder(StreamRow).decode
 decode_stored_row: Final = msgspec.msgpack.Decoder(StoredRow).decode
-# A row of what every stream has and nothing else: an array of five.
-_PLAIN: Final = b"\x95"
-_decode_plain: Final = msgspec.msgpack.Decoder(tuple[CommonType | str, int, int, int, int]).decode
 decode_extent: Final = msgspec.msgpack.Decoder(ExtentRow).decode
 decode_placed: Final = msgspec.msgpack.Decoder(PlacedExtent).decode
 decode_own: Final = msgspec.msgpack.Decoder(list[PlacedExtent]).decode
@@ -339,35 +336,12 @@ thaw_streams: Final = msgspec.msgpack.Decoder(list[Stream]).decode
 def decode_stream(key: StreamKey, packed: bytes) -> Stream:
     """A stream of the table of streams."""
     incarnation, size = _HEAD.unpack_from(packed)
-    data = packed[_HEAD.size + size :]
-    # Streams are made by position: by name it takes twice the time.
-    if data.startswith(_PLAIN):  # nearly all; it takes two thirds of the time
-        number, created_at_ms, written_after_ms, accessed_after_ms, tail = _decode_plain(data)
-        content_type, kind, is_json = _COMMON[number] if isinstance(number, int) else _kind(number)
-        at_ms = created_at_ms + written_after_ms
-        return Stream(
-            incarnation,
-            key,
-            content_type,
-            kind,
-            is_json,
-            created_at_ms,
-            at_ms,
-            at_ms + accessed_after_ms,
-            tail,
-            NEVER,
-            None,
-            False,
-            None,
-            None,
-            NO_PRODUCERS,
-        )
-    row = decode_stored_row(data)
+    row = decode_stored_row(packed[_HEAD.size + size :])
     content_type, kind, is_json = (
         _COMMON[row.content_type] if isinstance(row.content_type, int) else _kind(row.content_type)
     )
     at_ms = row.created_at_ms + row.written_after_ms
-    return Stream(
+    return Stream(  # by position: by name it takes twice the time
         incarnation,
         key,
         content_type,
@@ -391,8 +365,9 @@ def decode_stream(key: StreamKey, packed: bytes) -> Stream:
     )
 
 
+@lru_cache(maxsize=1024)
 def _kind(content_type: str) -> tuple[str, str, bool]:
-    """What a stream says of its content: the type as it was given, the media type, and whether that is JSON."""
+    """The type as it was given, one object for all streams; the media type; and whether that is JSON."""
     kind = media_type(content_type)
     return content_type, kind, kind == JSON
 

@@ -64,7 +64,7 @@ class FlushProcess:
         self._channel: Channel | None = None
         self._owes_segments = False
         self._runs_urgently = False
-        # Whether the next job's is.
+        # Whether the next job is for an urgent process.
         self.is_urgent = False
         # The system does not let us start one.
         self.is_impossible = False
