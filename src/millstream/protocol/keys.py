@@ -109,16 +109,31 @@ def parse_snapshot_owner(bucket: str, stream: str) -> StreamKey:
 
 
 V1_ROOT: Final = b"/v1/stream/"
+_PLAIN_NAME_MAX: Final = 60
 # What nearly all names are like: nothing to decode, nothing that could be forbidden but the one reserved word.
 _PLAIN: Final = re.compile(
-    re.escape(V1_ROOT.decode()) + r"(?!__ds(?:/|$))(?:([A-Za-z0-9_-]{1,60})/)?([A-Za-z0-9_-]{1,60})"
+    re.escape(V1_ROOT.decode()) + rf"(?!__ds(?:/|$))(?:([A-Za-z0-9_-]{{1,60}})/)?([A-Za-z0-9_-]{{1,{_PLAIN_NAME_MAX}}})"
 )
+
+
+# What came before the last slash of plain paths, and the bucket that it means; all are forgotten when there are many.
+_buckets: dict[bytes, str] = {}
+_BUCKETS_MAX: Final = 1024
 
 
 def plain_key_of(path: bytes) -> StreamKey | None:
     """The stream that a URL path names, if that is plain to see."""
+    before, _, name = path.rpartition(b"/")
+    bucket = _buckets.get(before)
+    if bucket is not None and (name.isalnum() or name.replace(b"-", b"").isalnum()) and len(name) <= _PLAIN_NAME_MAX:
+        return StreamKey(bucket, name.decode())  # streams of a bucket share its name
     plain = _PLAIN.fullmatch(path.decode("latin-1"))
-    return StreamKey(*plain.groups(DEFAULT_BUCKET)) if plain is not None else None
+    if plain is None:
+        return None
+    bucket, stream = plain.groups(DEFAULT_BUCKET)
+    if len(_buckets) == _BUCKETS_MAX:
+        _buckets.clear()
+    return StreamKey(_buckets.setdefault(before, bucket), stream)
 
 
 def stream_key_of(path: bytes) -> StreamKey:

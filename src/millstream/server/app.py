@@ -100,9 +100,6 @@ def route(path: bytes) -> Route:
 
 
 def _route(path: bytes) -> Route:
-    plain = plain_key_of(path)
-    if plain is not None:
-        return Route("stream", (), plain)
     if path.startswith(V1_ROOT):
         if path == _CONTROL_ROOT or path.startswith(_CONTROL_FOLDER):
             return Route("control")
@@ -210,14 +207,15 @@ class Application(Front):
                 return
             if self.gate is not None:
                 self.gate.admit(request, target_of)
-            found = route(request.path)
-            if found.key is not None:
+            # To look a plain name up would take as long as to read it, and with very many streams longer.
+            key = plain_key_of(request.path) or route(request.path).key
+            if key is not None:
                 entry = self._stream_methods.get(request.method)
                 if entry is not None:
                     handler, request.series = entry
-                    handler(request, found.key)
+                    handler(request, key)
                     return
-            self._handle_other(request, found)
+            self._handle_other(request, route(request.path))
         except MillstreamError as error:
             request.reply(error_response(error))
         except Exception:  # a defect is the misfortune of one request, not of its connection or the server
