@@ -49,17 +49,21 @@ def unflushed_of(runs: list[Run]) -> Unflushed:
         for position, time, end, message in zip(run.positions, run.times, run.ends, run.messages, strict=True)
     )
     hot = HotTier()
+    owners = {run.incarnation: _stream_of("any", run) for run in runs}
     for position, time, incarnation, start, message in rows:
-        hot.publish(incarnation, start, position - 1, time, [message])
+        hot.publish(owners[incarnation], start, position - 1, time, [message])
     return hot.unflushed
 
 
 def streams_of(runs: list[tuple[str, Run]]) -> list[Stream]:
     """The streams of runs that come with their buckets."""
     return [
-        Stream.created(incarnation, StreamKey(bucket, run.stream), run.content_type, START_MS)
-        for incarnation, (bucket, run) in {run.incarnation: (bucket, run) for bucket, run in runs}.items()
+        _stream_of(bucket, run) for bucket, run in {run.incarnation: (bucket, run) for bucket, run in runs}.values()
     ]
+
+
+def _stream_of(bucket: str, run: Run) -> Stream:
+    return Stream.created(run.incarnation, StreamKey(bucket, run.stream), run.content_type, START_MS)
 
 
 def encode_segment(bucket: str, shard: int, runs: list[Run]) -> EncodedSegment:

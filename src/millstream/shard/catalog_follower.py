@@ -29,7 +29,6 @@ from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.manifests import Manifest, Replacement
-from millstream.tiers.segment_encoder import streams_of
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -182,15 +181,12 @@ class CatalogFollower:
             self._machine.replaced = [
                 one for one in self._machine.replaced if (one.replaced, one.segments) not in brought
             ]
-            concerned: dict[int, None] = {}
-            for one in list(self._generations):
-                streams = await self._flusher.in_thread(streams_of, one.unflushed)
-                concerned.update(dict.fromkeys(streams))
+            concerned = [stream for one in self._generations for stream in one.unflushed.streams]
             position = checkpoint.position
             left = [one._replace(unflushed=self._hot.forget(one.unflushed, position)) for one in self._generations]
             self._generations = deque(one for one in left if one.end > position)
             self._show_generations()
-            await self._flusher.release(position, list(concerned))
+            await self._flusher.release(position, concerned)
 
     def _forget(self, paths: set[str]) -> None:
         for number, row in list(self._catalog.segments()):

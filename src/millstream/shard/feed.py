@@ -120,8 +120,7 @@ class Feed:
             )
             for note in entry.notes
         ]
-        tail = self._hot.tail(entry.incarnation)
-        if tail is not None and stream is not None:
+        if stream is not None and (tail := self._hot.tail(stream)) is not None:
             items += [
                 FeedItem(
                     tail.positions[index],

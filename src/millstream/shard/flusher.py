@@ -1,7 +1,6 @@
 """Flushing: the log up to a position becomes cold, and the catalog moves to that position.
 
-A flush freezes the state at a position P without stopping anything: a stream that is about to change is encoded
-first (`StateMachine.before_change`), the others in slices between requests. Then, in this order:
+A flush freezes the state at a position P without stopping anything (`freezing.py`). Then, in this order:
 
 1. the messages before P go out as Parquet segments, and the changed rows as a manifest;
 2. a `SegmentSealed` record commits them to the log;
@@ -30,6 +29,7 @@ from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze
 from millstream.slices import batched
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
+from millstream.streams.state import Stream
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, SealedFlush, SealedReplacement, SealedSegment
@@ -46,7 +46,7 @@ from millstream.tiers.manifests import (
     encode_notes,
     manifest_format,
 )
-from millstream.tiers.segment_encoder import EncodedSegment, streams_of
+from millstream.tiers.segment_encoder import EncodedSegment
 from millstream.tiers.segments import encode_extents
 
 logger = logging.getLogger("millstream.flush")
@@ -122,7 +122,7 @@ class Flusher:
         # Every object this process has written: whatever else tells of it, none of them is a leftover.
         self.made: set[str] = set()
         # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
-        self._kept: deque[tuple[int, Sequence[int]]] = deque()
+        self._kept: deque[tuple[int, Sequence[Stream]]] = deque()
         self._last_flush_ms = clock.now_ms()
         self.failure: str | None = None
         self.flush_count = 0
@@ -176,9 +176,12 @@ class Flusher:
     def _is_due(self) -> bool:
         if self._committer.failure is not None:
             return False  # nothing can be committed any more
-        if self._hot.unflushed.bytes >= self._limits.flush_bytes or len(self._machine.dirty) >= FLUSH_STREAMS:
+        unflushed = self._hot.unflushed
+        if max(len(unflushed.streams), len(self._machine.dirty)) >= FLUSH_STREAMS:
             return True
-        if self._hot.bytes > self._limits.pressure_bytes and self._hot.unflushed:
+        if unflushed.bytes >= self._limits.flush_bytes:
+            return True
+        if self._hot.bytes > self._limits.pressure_bytes and unflushed:
             return True
         age_ms = self._clock.now_ms() - self._last_flush_ms
         return age_ms >= self._limits.interval_seconds * 1000 and self._has_changes()
@@ -225,9 +228,8 @@ class Flusher:
             finally:
                 self._machine.removing = {}
                 self._machine.frozen = {}
-            concerned = await self.in_thread(streams_of, frozen.unflushed)
             self._hot.forget(frozen.unflushed, frozen.position)
-            await self.release(frozen.position, concerned)
+            await self.release(frozen.position, frozen.unflushed.streams)
             await self._delete_freed_blobs(frozen)
             self._last_flush_ms = self._clock.now_ms()
             self.failure = None
@@ -252,7 +254,9 @@ class Flusher:
 
         try:
             jobs = self._jobs(len(frozen.streams) + len(frozen.unflushed))
-            work = FlushInput(self._shard, frozen.first_position, frozen.position, frozen.streams, frozen.unflushed)
+            removed = [incarnation for incarnation, _ in frozen.removed]
+            span = frozen.first_position, frozen.position
+            work = FlushInput(self._shard, *span, frozen.streams, removed, frozen.unflushed)
             rows, segments = await self.in_thread(jobs.begin, work)
             while (encoded := await self.in_thread(next, segments, None)) is not None:
                 info, random = encoded.info, self._clock.random_bytes(8)
@@ -376,19 +380,19 @@ class Flusher:
 
     # -- letting go ------------------------------------------------------------------------------------------
 
-    async def release(self, position: int, incarnations: Sequence[int]) -> None:
+    async def release(self, position: int, streams: Sequence[Stream]) -> None:
         """The catalog has what these streams held before a position: let go of the oldest that memory is short of."""
-        self._kept.append((position, incarnations))
+        self._kept.append((position, streams))
         while self._kept and self._hot.bytes > self._limits.keep_bytes:
-            position, incarnations = self._kept.popleft()
+            position, streams = self._kept.popleft()
             self._journals.drop_before(position)
-            for some in batched(incarnations, SLICE_STREAMS):
+            for some in batched(streams, SLICE_STREAMS):
                 self._hot.release(some, position)
-                self._evict(some)
+                self._machine.evict(some, self.pinned, self._excess())
                 await asyncio.sleep(0)
         if self._excess() > 0:  # of streams that were only read
-            for some in batched(self._machine.resident_incarnations(), SLICE_STREAMS):
-                self._evict(some)
+            for some in batched(list(self._machine.resident()), SLICE_STREAMS):
+                self._machine.evict(some, self.pinned, self._excess())
                 if self._excess() <= 0:
                     return
                 await asyncio.sleep(0)
@@ -396,12 +400,6 @@ class Flusher:
     def _excess(self) -> int:
         """How many more streams are in memory than allowed."""
         return self._machine.resident_count() - self._limits.resident_streams_max
-
-    def _evict(self, incarnations: Sequence[int]) -> None:
-        """Let go of those of the streams that there are too many of, unless they have messages in memory."""
-        excess = self._excess()
-        if excess > 0:
-            self._machine.evict([one for one in incarnations if one not in self._hot][:excess], self.pinned)
 
     # -- full manifests --------------------------------------------------------------------------------------
 

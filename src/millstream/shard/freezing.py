@@ -1,6 +1,7 @@
 """Freezing: the state at a position, taken without stopping anything.
 
 A stream that is about to change is encoded first (`StateMachine.before_change`), the others in slices between requests.
+Streams that only grew are not encoded at all: their messages, which are taken at the same moment, tell the rest.
 Until the flush is over the machine keeps apart what is being stored and what has changed since; `thaw` puts both
 together again if it fails.
 """

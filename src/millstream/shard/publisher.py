@@ -50,7 +50,7 @@ class Publisher:
     def appended(self, record: Appended, position: int, stream: Stream) -> None:
         messages = record.messages
         if messages:
-            self._hot.publish(record.stream, record.offset, position, record.at_ms, messages)
+            self._hot.publish(stream, record.offset, position, record.at_ms, messages)
         journal = self._journals.of(stream.key.bucket)
         if record.close:
             tail = record.offset + sum(map(len, messages))
@@ -63,7 +63,7 @@ class Publisher:
     def _created(self, record: StreamCreated, position: int, stream: Stream) -> None:
         offset = record.fork.offset if record.fork is not None else 0
         if record.messages:
-            self._hot.publish(position, offset, position, record.at_ms, record.messages)
+            self._hot.publish(stream, offset, position, record.at_ms, record.messages)
         notes = [Note("created", record.stream, record.at_ms, offset, record.content_type)]
         if record.closed:
             tail = offset + sum(map(len, record.messages))
@@ -81,11 +81,11 @@ class Publisher:
     def trim(self, stream: Stream) -> None:
         """Free the messages nobody may read any more. Forks may: they see what their source had."""
         if stream.earliest and not stream.forks:
-            self._hot.trim(stream.incarnation, stream.earliest)
+            self._hot.trim(stream, stream.earliest)
 
     def _free_purged(self) -> None:
         for stream in self._machine.purged:
-            self._hot.drop(stream.incarnation)
+            self._hot.drop(stream)
             if stream.fork is not None:
                 source = self._machine.by_incarnation(stream.fork.source)
                 if source is not None:

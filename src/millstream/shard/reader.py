@@ -59,7 +59,7 @@ class Reader:
 
     def _tail_at(self, owner: Stream, offset: int) -> HotTail | None:
         """What of a stream is in memory, if that holds everything beyond an offset."""
-        tail = self._hot.tail(owner.incarnation)
+        tail = self._hot.tail(owner)
         return tail if tail is not None and offset >= tail.start else None
 
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
@@ -67,7 +67,7 @@ class Reader:
         tail = stream.tail
         if offset >= tail:
             return ReadResult([], tail, True, stream.closed)
-        hot = self._hot.tail(stream.incarnation)
+        hot = self._hot.tail(stream)
         assert hot is not None, "only what is in memory is read here"
         run = hot.read(offset, tail, bytes_max)
         return ReadResult(run.messages, run.end, run.end == tail, stream.closed and run.end == tail)
@@ -173,7 +173,7 @@ class Reader:
 
     def hot_boundary(self, stream: Stream, offset: int) -> int:
         """The last boundary up to an offset, among what is in memory; the earliest offset if none of it is."""
-        tail = self._hot.tail(stream.incarnation)
+        tail = self._hot.tail(stream)
         return stream.earliest if tail is None else tail.message_start(bisect_right(tail.ends, offset))
 
     def oldest_since(self, stream: Stream, at_ms: int, limit: int) -> int:

@@ -74,21 +74,30 @@ class StateMachine(Checks):
         return self._effects[type(record)](record, position)
 
     def _change(self, stream: Stream) -> None:
+        self._grow(stream)
+        self.dirty[stream.incarnation] = stream
+
+    def _grow(self, stream: Stream) -> None:
+        """The stream gets messages, and nothing about it changes but what these tell: its tail, and when it was last
+        written to and accessed."""
         if self.freezing and self.freezing.pop(stream.incarnation, None) is not None:
             self.before_change(stream)
-        self.dirty[stream.incarnation] = stream
 
     def _appended(self, record: Appended, position: int) -> Stream | None:
         stream = self.by_incarnation(record.stream)
         if stream is None:
             return None  # purged by an earlier record while this one was in flight
-        self._change(stream)
+        at_ms = record.at_ms
+        if record.close or record.seq is not None or record.producer is not None or at_ms < stream.last_access_ms:
+            self._change(stream)
+        else:
+            self._grow(stream)
         assert record.offset == stream.tail, "an append must start at the tail"
         for message in record.messages:
             stream.tail += len(message)
-        stream.last_write_at_ms = record.at_ms
-        if record.at_ms > stream.last_access_ms:
-            stream.last_access_ms = record.at_ms
+        stream.last_write_at_ms = at_ms
+        if at_ms > stream.last_access_ms:
+            stream.last_access_ms = at_ms
         if record.close:
             stream.closed = True
             stream.closed_by = record.producer

@@ -28,7 +28,8 @@ class Namespace:
         self._by_key: dict[StreamKey, Stream] = {}
         self._by_incarnation: dict[int, Stream] = {}
         self.buckets: dict[str, Bucket] = {}
-        # Changes since the last checkpoint; `freezing` are those of a checkpoint being taken.
+        # Changes since the last checkpoint, but for streams that only grew: whoever writes checkpoints learns that from
+        # their messages. `freezing` are those of a checkpoint being taken.
         self.dirty: dict[int, Stream] = {}
         self.removed: dict[int, StreamKey] = {}
         self.freezing: dict[int, Stream] = {}
@@ -61,10 +62,6 @@ class Namespace:
     def resident(self) -> Iterator[Stream]:
         return iter(self._by_incarnation.values())
 
-    def resident_incarnations(self) -> list[int]:
-        """Those that came first are first."""
-        return list(self._by_incarnation)
-
     def if_resident(self, incarnation: int) -> Stream | None:
         return self._by_incarnation.get(incarnation)
 
@@ -76,7 +73,7 @@ class Namespace:
         return self._source.load_incarnation(incarnation)
 
     def unsaved(self) -> Iterator[Stream]:
-        """Streams that changed since the catalog was last written; some may not be in it at all."""
+        """Streams that changed since the catalog was last written, and did not only grow; some may not be in it."""
         yield from self.dirty.values()
         for incarnation, stream in self.frozen.items():
             if incarnation not in self.dirty and incarnation not in self.removed:
@@ -88,21 +85,31 @@ class Namespace:
             raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
         return bucket
 
-    def evict(self, incarnations: Iterable[int], pinned: Container[int]) -> None:
-        """Forget those of the streams that the catalog has as they are. They are loaded again when they are asked for.
+    def evict(self, streams: Iterable[Stream], pinned: Container[int], count: int) -> None:
+        """Forget up to so many of the streams that the catalog has as they are. They are loaded again when they are
+        asked for.
 
-        Pinned ones stay.
+        Pinned ones stay, and so do those with messages in memory, which the catalog may not have heard of.
         """
         by_key, by_incarnation, dirty, frozen = self._by_key, self._by_incarnation, self.dirty, self.frozen
-        for incarnation in incarnations:
-            if incarnation in dirty or incarnation in frozen or incarnation in pinned:
-                continue
-            stream = by_incarnation.get(incarnation)
-            if stream is None or stream.ahead is not None:
+        for stream in streams:
+            if count <= 0:
+                return
+            incarnation = stream.incarnation
+            if (
+                stream.hot is not None
+                or stream.ahead is not None
+                or incarnation in dirty
+                or incarnation in frozen
+                or incarnation in pinned
+                or by_incarnation.get(incarnation) is not stream
+            ):
                 continue
             del by_incarnation[incarnation]
-            if by_key.get(stream.key) is stream:
-                del by_key[stream.key]
+            count -= 1
+            holder = by_key.pop(stream.key, stream)
+            if holder is not stream:
+                by_key[stream.key] = holder  # a later stream of that name
 
     def resident_count(self) -> int:
         return len(self._by_incarnation)

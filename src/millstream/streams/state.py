@@ -6,7 +6,7 @@ checked against it; readers never see it. It exists only while something is in f
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -40,7 +40,6 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     incarnation: int
     key: StreamKey
     content_type: str
-    media_type: str
     is_json: bool
     created_at_ms: int
     last_write_at_ms: int
@@ -59,6 +58,8 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     soft_deleted: bool = False
     deleted: bool = False
     ahead: Ahead | None = None
+    # Where the hot tier keeps what it has of the stream: no part of the state.
+    hot: Any = None
 
     @classmethod
     def created(
@@ -71,8 +72,13 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
         fork: ForkPoint | None = None,
     ) -> Stream:
         """A new stream: empty, or with what its source has up to the fork point."""
-        kind, tail = media_type(content_type), fork.offset if fork is not None else 0
-        return cls(incarnation, key, content_type, kind, kind == JSON, at_ms, at_ms, at_ms, tail, expiry, fork)
+        tail = fork.offset if fork is not None else 0
+        is_json = media_type(content_type) == JSON
+        return cls(incarnation, key, content_type, is_json, at_ms, at_ms, at_ms, tail, expiry, fork)
+
+    @property
+    def media_type(self) -> str:
+        return media_type(self.content_type)
 
     def producer(self, producer_id: str) -> ProducerState | None:
         """The producer's state, appends in flight included."""
@@ -83,6 +89,8 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
         return self.producers.get(producer_id)
 
     def is_expired(self, now_ms: int) -> bool:
+        if self.expiry is NEVER:
+            return False
         deadline_ms = self.expiry.deadline_ms(self.last_access_ms)
         return deadline_ms is not None and now_ms >= deadline_ms
 

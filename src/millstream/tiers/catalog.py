@@ -10,7 +10,7 @@ The tables are described in `catalog_tables.py`; `catalog_writer.py` writes to t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -133,16 +133,22 @@ class Catalog:
     # -- StateSource -----------------------------------------------------------------------------------------
 
     def load_key(self, key: StreamKey) -> Stream | None:
-        packed = self._lookups().get(encode_key(key))
+        lookups = self._reading or self._lookups()
+        packed = lookups.get(encode_key(key))
         return decode_stream(key, packed) if packed is not None else None
 
     def load_incarnation(self, incarnation: int) -> Stream | None:
-        lookups = self._lookups()
-        name = lookups.get(u64(incarnation), db=self._tables.incarnations)
-        packed = lookups.get(name) if name is not None else None
-        if packed is None or not packed.startswith(u64(incarnation)):
-            return None
-        return decode_stream(decode_key(name), packed)
+        return self._load(self._reading or self._lookups(), incarnation)
+
+    def _load(self, transaction: Any, incarnation: int) -> Stream | None:
+        name, packed = self._tables.packed(transaction, u64(incarnation))
+        return decode_stream(decode_key(name), packed) if packed is not None else None
+
+    def load_all(self, incarnations: Iterable[int]) -> Iterator[Stream | None]:
+        """As of one moment, and on any thread: the others share a transaction, which is the loop's."""
+        with self._environment.begin() as transaction:
+            for incarnation in incarnations:
+                yield self._load(transaction, incarnation)
 
     def _lookups(self) -> Any:
         while (transaction := self._reading) is None:

@@ -329,29 +329,34 @@ def encode_stream(stream: Stream) -> ManifestStream:
 
 # A stream as it is, in the least time: what becomes of it is for whoever writes the catalog. Private to a process and
 # those it starts, not a format.
-freeze_stream: Final = msgspec.msgpack.Encoder().encode
+_freeze: Final = msgspec.msgpack.Encoder().encode
 thaw_streams: Final = msgspec.msgpack.Decoder(list[Stream]).decode
+
+
+def freeze_stream(stream: Stream) -> bytes:
+    hot, stream.hot = stream.hot, None
+    frozen = _freeze(stream)
+    stream.hot = hot
+    return frozen
 
 
 def decode_stream(key: StreamKey, packed: bytes) -> Stream:
     """A stream of the table of streams."""
     incarnation, size = _HEAD.unpack_from(packed)
     row = decode_stored_row(packed[_HEAD.size + size :])
-    content_type, kind, is_json = (
-        _COMMON[row.content_type] if isinstance(row.content_type, int) else _kind(row.content_type)
-    )
+    content_type, is_json = _COMMON[row.content_type] if isinstance(row.content_type, int) else _kind(row.content_type)
     at_ms = row.created_at_ms + row.written_after_ms
+    expiry = row.expiry
     return Stream(  # by position: by name it takes twice the time
         incarnation,
         key,
         content_type,
-        kind,
         is_json,
         row.created_at_ms,
         at_ms,
-        at_ms + row.accessed_after_ms,
+        at_ms + row.accessed_after_ms if row.accessed_after_ms else at_ms,
         row.tail,
-        NEVER if row.expiry == NEVER else row.expiry,
+        NEVER if expiry is NEVER or expiry == NEVER else expiry,
         row.fork,
         row.closed,
         row.closed_by,
@@ -366,10 +371,9 @@ def decode_stream(key: StreamKey, packed: bytes) -> Stream:
 
 
 @lru_cache(maxsize=1024)
-def _kind(content_type: str) -> tuple[str, str, bool]:
-    """The type as it was given, one object for all streams; the media type; and whether that is JSON."""
-    kind = media_type(content_type)
-    return content_type, kind, kind == JSON
+def _kind(content_type: str) -> tuple[str, bool]:
+    """The type as it was given, one object for all streams, and whether it is JSON."""
+    return content_type, media_type(content_type) == JSON
 
 
 _COMMON: Final = [_kind(one) for one in COMMON_TYPES]

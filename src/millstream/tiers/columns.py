@@ -48,6 +48,13 @@ def order_of(*columns: arrow.Array) -> arrow.Array:
     return compute.sort_indices(table, sort_keys=[(name, "ascending") for name in names])
 
 
+def last_rows(column: arrow.Array) -> arrow.Array:
+    """For each value, in ascending order, the number of the last row that has it."""
+    order = order_of(column)
+    ends = compute.run_end_encode(column.take(order)).run_ends
+    return order.take(compute.subtract(ends, integers(array("i", [1]), arrow.int32())[0]))
+
+
 class Same(NamedTuple):
     """Consecutive rows with the same value."""
 

@@ -1,7 +1,10 @@
 """The two jobs of a flush that go through every message and every stream: making segments, and writing the catalog.
 
-They are functions of what they are given, so it does not matter where they run: `LocalJobs` runs them on the thread
-that calls, `flush_process.py` in a process of its own.
+They are functions of what they are given and of the catalog so far, so it does not matter where they run: `LocalJobs`
+runs them on the thread that calls, `flush_process.py` in a process of its own.
+
+Of most streams that changed, nothing did but that messages were added. For these the messages say what the catalog must
+say next, and whoever asks for the flush says nothing more: with very many streams that would be the most of it.
 """
 
 from __future__ import annotations
@@ -9,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from millstream.errors import Corrupt
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_stream, thaw_streams
+from millstream.tiers.columns import integers, last_rows, numbers
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.manifests import encode_rows
 from millstream.tiers.segment_encoder import EncodedSegment, Owners, encode_segments
@@ -20,13 +25,23 @@ _ARRAY: Final = b"\xdd"  # an array whose length follows in four bytes
 
 
 class FlushInput(NamedTuple):
-    """What is to become cold: the streams that changed, and all messages between two positions."""
+    """What is to become cold: the streams that changed, but for those that only grew; the incarnations that were
+    removed; and all messages between two positions."""
 
     shard: int
     first_position: int
     position: int
     streams: list[bytes]  # as `freeze_stream` wrote each
-    messages: Unflushed
+    removed: list[int]
+    messages: Unflushed  # since the catalog's position, which may lie before the first
+
+
+class Growth(NamedTuple):
+    """What messages say of their streams, as columns: where each ends now, and when it was last written to."""
+
+    incarnations: memoryview[int]
+    tails: memoryview[int]
+    times: memoryview[int]
 
 
 class Rows(NamedTuple):
@@ -54,7 +69,8 @@ class LocalJobs:
         self._catalog = catalog
 
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
-        streams = thaw_streams(b"".join(frozen_array(flush.streams)))
+        frozen = thaw_streams(b"".join(frozen_array(flush.streams)))
+        streams = changed_streams(self._catalog, frozen, flush.removed, growth_of(flush.messages))
         rows = rows_of(streams)
         return rows, _segments_of(flush, streams, rows)
 
@@ -65,6 +81,31 @@ class LocalJobs:
 def frozen_array(streams: Sequence[bytes]) -> list[bytes]:
     """Frozen streams as the pieces of what `thaw_streams` reads."""
     return [_ARRAY + len(streams).to_bytes(4, "big"), *streams]
+
+
+def growth_of(messages: Unflushed) -> Growth:
+    if not messages:
+        nothing = memoryview(b"").cast("q")
+        return Growth(nothing, nothing, nothing)
+    incarnations = integers(messages.incarnations)
+    rows = last_rows(incarnations)
+    columns = incarnations, integers(messages.ends), integers(messages.times)
+    return Growth(*(numbers(column.take(rows)) for column in columns))
+
+
+def changed_streams(catalog: Catalog, frozen: Sequence[Stream], removed: Sequence[int], growth: Growth) -> list[Stream]:
+    """All that changed: those that were frozen, and those that only grew, of which the catalog has the rest."""
+    streams = list(frozen)
+    told = {stream.incarnation for stream in frozen}
+    told.update(removed)
+    grown = [one for one in zip(*growth, strict=True) if one[0] not in told]
+    loaded = catalog.load_all(incarnation for incarnation, _, _ in grown)
+    for (incarnation, tail, at_ms), stream in zip(grown, loaded, strict=True):
+        if stream is None:
+            raise Corrupt(f"incarnation {incarnation} has messages, but the catalog does not have it")
+        stream.tail, stream.last_write_at_ms, stream.last_access_ms = tail, at_ms, at_ms
+        streams.append(stream)
+    return streams
 
 
 def rows_of(streams: Sequence[Stream]) -> Rows:

@@ -4,7 +4,7 @@ Going through tens of thousands of streams takes the interpreter for as long as 
 takes it from requests. The process is started when it is first needed, and has one thing at a time to do. What is said
 over the socket between them (`channel.py`), each line one message, its first part a word:
 
-    begin, shard, streams                                               → rows, streams, trimmed
+    begin, shard, streams, removed, growth: incarnations, tails, times  → rows, streams, trimmed
     slab, incarnations, starts, ends, positions, times, messages        → segment, head, extents, data (some); done
     write, the catalog's position so far, checkpoint                    → done
 
@@ -29,7 +29,7 @@ from millstream.errors import Unavailable
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint
 from millstream.tiers.channel import Channel, ChannelClosed, Part
-from millstream.tiers.flush_jobs import FlushInput, Rows, Segments, frozen_array
+from millstream.tiers.flush_jobs import FlushInput, Rows, Segments, frozen_array, growth_of
 from millstream.tiers.segment_encoder import EncodedSegment, slabs
 from millstream.tiers.segments import SegmentInfo
 
@@ -71,7 +71,8 @@ class FlushProcess:
 
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
         self._prepare()
-        self._send(b"begin", encode(flush.shard), frozen_array(flush.streams))
+        growth = [column.cast("B") for column in growth_of(flush.messages)]
+        self._send(b"begin", encode(flush.shard), frozen_array(flush.streams), encode(flush.removed), *growth)
         _, streams, trimmed = self._receive()
         return Rows(bytes(streams), _decode_trimmed(trimmed)), self._segments(flush)
 

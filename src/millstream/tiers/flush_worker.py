@@ -28,7 +28,7 @@ import pyarrow as arrow
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import decode_checkpoint, thaw_streams
 from millstream.tiers.channel import Channel, ChannelClosed
-from millstream.tiers.flush_jobs import rows_of
+from millstream.tiers.flush_jobs import Growth, changed_streams, rows_of
 from millstream.tiers.flush_process import SegmentHead, encode
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segment_encoder import Owners, encode_segments
@@ -37,6 +37,7 @@ from millstream.tiers.segment_encoder import Owners, encode_segments
 NICENESS: Final = 5
 # What is made of tens of thousands of streams is no garbage before the job is done.
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
+_decode_removed: Final = msgspec.msgpack.Decoder(list[int]).decode
 # Only glibc's allocator has it, and only it needs it.
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -71,8 +72,10 @@ class Worker:
         except Exception as error:
             self._channel.send(b"error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}".encode())
 
-    def _begin(self, shard: memoryview, frozen: memoryview) -> None:
-        streams = thaw_streams(frozen)
+    def _begin(self, shard: memoryview, frozen: memoryview, removed: memoryview, *growth: memoryview) -> None:
+        grown = Growth(*(column.cast("q") for column in growth))
+        with closing(Catalog(self._directory, self._owner)) as catalog:
+            streams = changed_streams(catalog, thaw_streams(frozen), _decode_removed(removed), grown)
         rows = rows_of(streams)
         self._shard, self._owners = msgspec.msgpack.decode(shard), Owners(streams, rows.trimmed)
         self._channel.send(b"rows", rows.streams, encode(rows.trimmed))

@@ -1,5 +1,8 @@
 """The hot tier: the messages that are in memory, by stream.
 
+What it has of a stream hangs on the stream itself (`Stream.hot`): where there are very many, every further table to
+look one up in is one more place in memory that no cache holds.
+
 Messages are kept whole, in offset order, with where each ends, its position and its time in flat arrays beside
 them: 65 bytes of overhead a message. Reads find their start by bisection and hand out the stored objects, so a
 byte is copied only when a response is joined.
@@ -17,6 +20,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 import msgspec
+
+from millstream.streams.state import Stream
 
 # What a message costs beyond its payload: the bytes object, its slot, and three array entries.
 MESSAGE_OVERHEAD_BYTES: Final = 65
@@ -117,9 +122,10 @@ class LoneTail(msgspec.Struct, gc=False, eq=False):
 
 
 class Unflushed:
-    """Messages that the cold tier does not have yet, as columns in the order of the log."""
+    """Messages that the cold tier does not have yet, as columns in the order of the log; and whose they are, each
+    stream at least once."""
 
-    __slots__ = ("bytes", "ends", "incarnations", "messages", "positions", "starts", "times")
+    __slots__ = ("bytes", "ends", "incarnations", "messages", "positions", "starts", "streams", "times")
 
     def __init__(self) -> None:
         self.incarnations = array("q")
@@ -128,6 +134,7 @@ class Unflushed:
         self.positions = array("q")
         self.times = array("q")
         self.messages: list[bytes] = []
+        self.streams: list[Stream] = []
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -142,6 +149,7 @@ class Unflushed:
         rest.positions = self.positions[first:]
         rest.times = self.times[first:]
         rest.messages = self.messages[first:]
+        rest.streams = self.streams if rest.messages else []
         rest.bytes = sum(map(len, rest.messages))
         return rest
 
@@ -152,6 +160,7 @@ class Unflushed:
         self.positions += later.positions
         self.times += later.times
         self.messages += later.messages
+        self.streams += later.streams
         self.bytes += later.bytes
 
 
@@ -159,46 +168,49 @@ class HotTier:
     """All hot tails of a shard and what they cost together."""
 
     def __init__(self) -> None:
-        self._tails: dict[int, HotTail | LoneTail] = {}
+        self._streams = 0
         self.bytes = 0
         self.unflushed = Unflushed()
+        # The last position that was taken to be flushed.
+        self._taken_through = 0
         self._taken_bytes = 0
         # All that was ever published here.
         self.published_bytes = 0
         self.published_messages = 0
 
     def __len__(self) -> int:
-        """How many incarnations have messages here."""
-        return len(self._tails)
+        """How many streams have messages here."""
+        return self._streams
 
-    def __contains__(self, incarnation: int) -> bool:
-        """Whether any messages of it are here."""
-        return incarnation in self._tails
+    def tail(self, stream: Stream) -> HotTail | None:
+        """The messages of a stream that are here, if there are any. One that is looked at becomes whole."""
+        tail: HotTail | LoneTail | None = stream.hot
+        return self._whole(stream, tail) if isinstance(tail, LoneTail) else tail
 
-    def tail(self, incarnation: int) -> HotTail | None:
-        """The messages of an incarnation that are here, if there are any. One that is looked at becomes whole."""
-        tail = self._tails.get(incarnation)
-        return self._whole(incarnation, tail) if isinstance(tail, LoneTail) else tail
-
-    def _whole(self, incarnation: int, lone: LoneTail) -> HotTail:
-        tail = self._tails[incarnation] = lone.whole()
+    def _whole(self, stream: Stream, lone: LoneTail) -> HotTail:
+        tail = stream.hot = lone.whole()
         self.bytes += TAIL_OVERHEAD_BYTES
         return tail
 
-    def publish(self, incarnation: int, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
+    def publish(self, stream: Stream, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
         """Add the messages of the record at `position`; the first one starts at `offset`."""
-        unflushed, count = self.unflushed, len(messages)
-        tail = self._tails.get(incarnation)
+        unflushed, count, incarnation = self.unflushed, len(messages), stream.incarnation
+        tail: HotTail | LoneTail | None = stream.hot
         if tail is None:
+            self._streams += 1
             self.bytes += STREAM_OVERHEAD_BYTES
-        elif isinstance(tail, LoneTail):
-            tail = self._whole(incarnation, tail)
+            unflushed.streams.append(stream)
+        else:
+            if isinstance(tail, LoneTail):
+                tail = self._whole(stream, tail)
+            if tail.positions[-1] <= self._taken_through:
+                unflushed.streams.append(stream)
         if count == 1:
             message = messages[0]
             end = offset + len(message)
             position += 1
             if tail is None:
-                self._tails[incarnation] = LoneTail(offset, end, position, at_ms, message)
+                stream.hot = LoneTail(offset, end, position, at_ms, message)
             else:
                 tail.messages.append(message)
                 tail.ends.append(end)
@@ -221,7 +233,7 @@ class HotTier:
             unflushed.positions += positions
             unflushed.times += times
             if tail is None:
-                self._tails[incarnation] = HotTail(offset, messages[:], ends, positions, times)
+                stream.hot = HotTail(offset, messages[:], ends, positions, times)
                 self.bytes += TAIL_OVERHEAD_BYTES
             else:
                 tail.messages += messages
@@ -237,6 +249,8 @@ class HotTier:
     def take_unflushed(self) -> Unflushed:
         """What is to be flushed now. It costs memory until it is put back or forgotten."""
         taken, self.unflushed = self.unflushed, Unflushed()
+        if taken:
+            self._taken_through = taken.positions[-1]
         self._taken_bytes += taken.bytes
         return taken
 
@@ -260,37 +274,40 @@ class HotTier:
         """How many bytes of messages are not cold yet, those that a flush is just storing included."""
         return self.unflushed.bytes + self._taken_bytes
 
-    def trim(self, incarnation: int, offset: int) -> None:
+    def trim(self, stream: Stream, offset: int) -> None:
         """Let go of the messages that end at or before an offset."""
-        tail = self.tail(incarnation)
+        tail = self.tail(stream)
         if tail is not None and offset > tail.start:
-            self._release(incarnation, tail, bisect_right(tail.ends, offset))
+            self._release(stream, tail, bisect_right(tail.ends, offset))
 
-    def release(self, incarnations: Iterable[int], position: int) -> None:
-        """Let go of these incarnations' messages before a position: the cold tier has them."""
-        tails, freed = self._tails, 0
-        for incarnation in incarnations:
-            tail = tails.get(incarnation)
+    def release(self, streams: Iterable[Stream], position: int) -> None:
+        """Let go of these streams' messages before a position: the cold tier has them."""
+        freed = count = 0
+        for stream in streams:
+            tail: HotTail | LoneTail | None = stream.hot
             if isinstance(tail, LoneTail):
                 if tail.position < position:
                     freed += tail.end - tail.start + STREAM_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES
-                    del tails[incarnation]
+                    count += 1
+                    stream.hot = None
             elif tail is not None:
-                self._release(incarnation, tail, bisect_left(tail.positions, position))
+                self._release(stream, tail, bisect_left(tail.positions, position))
         self.bytes -= freed
+        self._streams -= count
 
-    def _release(self, incarnation: int, tail: HotTail, count: int) -> None:
+    def _release(self, stream: Stream, tail: HotTail, count: int) -> None:
         if count == len(tail.ends):
-            self.drop(incarnation)
+            self.drop(stream)
         elif count:
             start = tail.ends[count - 1]
             self.bytes -= start - tail.start + MESSAGE_OVERHEAD_BYTES * count
             tail.start = start
             del tail.messages[:count], tail.ends[:count], tail.positions[:count], tail.times[:count]
 
-    def drop(self, incarnation: int) -> None:
-        tail = self.tail(incarnation)
+    def drop(self, stream: Stream) -> None:
+        tail = self.tail(stream)
         if tail is not None:
-            size = tail.ends[-1] - tail.start if tail.ends else 0
+            size = tail.ends[-1] - tail.start
             self.bytes -= size + MESSAGE_OVERHEAD_BYTES * len(tail.ends) + STREAM_OVERHEAD_BYTES + TAIL_OVERHEAD_BYTES
-            del self._tails[incarnation]
+            self._streams -= 1
+            stream.hot = None

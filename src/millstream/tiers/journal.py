@@ -49,8 +49,9 @@ class Journal:
 
     def drop_before(self, position: int) -> None:
         count = bisect_left(self._positions, position)
-        for dropped in self._positions[:count]:
-            self._notes.pop(dropped, None)
+        if self._notes:
+            for dropped in self._positions[:count]:
+                self._notes.pop(dropped, None)
         del self._positions[:count], self._incarnations[:count]
 
     def notes_between(self, first: int, position: int) -> Iterator[tuple[int, Note]]:

@@ -99,12 +99,6 @@ def _numbers_of(values: list[str], names: list[str]) -> arrow.Array:
     return integers(array("i", map(number_of.__getitem__, values)), arrow.int32())
 
 
-def streams_of(messages: Unflushed) -> list[int]:
-    """The incarnations that messages belong to, each once."""
-    incarnations: list[int] = numbers(integers(messages.incarnations).unique()).tolist()
-    return incarnations
-
-
 def slabs(messages: Unflushed, joined: memoryview | None, first_position: int, position: int) -> Iterator[Slab]:
     """The messages between two positions, the first included, in pieces that are no larger than a segment."""
     first, stop = bisect_left(messages.positions, first_position), bisect_left(messages.positions, position)

@@ -124,7 +124,7 @@ def test_the_catalog_moves_with_each_flush_and_memory_is_let_go(tmp_path: Path) 
             await both.until_followed()
             assert rows(both.follower) == rows(both.leader)
             # What the flush holds is read from the store now, what came later from memory.
-            tail = both.follower.shard.hot.tail(both.follower.shard.get(key_of("b/s")).incarnation)
+            tail = both.follower.shard.hot.tail(both.follower.shard.get(key_of("b/s")))
             assert tail is not None
             assert tail.start == 10
             assert await both.follower.messages("b/s") == [*(b"%d" % number for number in range(10)), b"later"]

@@ -12,7 +12,7 @@ from millstream.errors import NotFound
 from millstream.shard import flusher
 from millstream.shard import freezing as module
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint
+from millstream.tiers.catalog_rows import Checkpoint, encode_stream
 from millstream.tiers.manifests import decode_rows
 from support.fake_time import FakeClock, run, turns
 from support.shards import ShardDriver, key_of, started
@@ -148,6 +148,60 @@ def test_a_checkpoint_that_cannot_be_written_is_written_by_the_next_one(
             await driver.checkpoint()
             assert saved_tails(driver.catalog, 4) == [3, None, 4, 1]
         async with started(tmp_path, clock) as driver:
+            assert await driver.messages("logs/0") == [b"x", b"yy"]
+
+    run(main(), clock)
+
+
+def test_streams_that_only_grew_are_saved_without_being_frozen(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock, keep_bytes=1 << 30) as driver:
+            machine = driver.shard.machine
+            await streams(driver, 6)
+            await driver.checkpoint()
+            for number in range(6):
+                await driver.append(f"logs/{number}", b"y")
+            clock.advance(100)
+            await driver.append("logs/0", b"zz")
+            assert not machine.dirty
+            await driver.append("logs/1", b"zz", seq="1")
+            clock.advance(-50)  # back, but not before the last append
+            await driver.append("logs/2", b"zz")
+            clock.advance(-100)  # before it: messages alone would not tell when it was last accessed
+            await driver.append("logs/3", b"zz")
+            await driver.delete("logs/4")
+            assert sorted(stream.key.stream for stream in machine.dirty.values()) == ["1", "3"]
+            await driver.checkpoint()
+            assert saved_tails(driver.catalog, 6) == [4, 4, 4, 4, None, 2]
+            for number in (0, 1, 2, 3, 5):
+                saved, stream = (
+                    driver.catalog.load_key(key_of(f"logs/{number}")),
+                    driver.shard.get(key_of(f"logs/{number}")),
+                )
+                assert saved is not None
+                assert encode_stream(saved) == encode_stream(stream)
+
+    run(main(), clock)
+
+
+def test_a_stream_that_grew_stays_in_memory_until_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            machine = driver.shard.machine
+            await streams(driver, 4)
+            await driver.checkpoint()
+            driver.shard.flusher._limits = driver.shard.flusher._limits._replace(resident_streams_max=1)
+            await driver.append("logs/0", b"yy")
+            machine.evict(list(machine.resident()), (), 4)
+            assert [stream.key.stream for stream in machine.resident()] == ["0"]
+            await driver.append("logs/1", b"yy")
+            await driver.checkpoint()
+            assert machine.resident_count() == 1
+            assert saved_tails(driver.catalog, 4) == [3, 3, 1, 1]
             assert await driver.messages("logs/0") == [b"x", b"yy"]
 
     run(main(), clock)

@@ -27,6 +27,7 @@ from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
 from millstream.streams.commands import AppendOutcome
+from millstream.tiers.catalog_rows import encode_stream
 from support.fake_time import FakeClock, FakeTimeLoop, turns
 from support.shards import ShardDriver, append, create, open_shard
 
@@ -383,6 +384,11 @@ class ShardMachine(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self._run(self.driver.checkpoint())
+        # Of streams that only grew the catalog hears by their messages alone; it must not differ from memory either.
+        for stream in self.driver.shard.machine.resident():
+            saved = self.driver.catalog.load_incarnation(stream.incarnation)
+            assert saved is not None
+            assert encode_stream(saved) == encode_stream(stream)
 
     @rule(orderly=st.booleans())
     def restart(self, orderly: bool) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.errors import Conflict, Unavailable
+from millstream.errors import Conflict, Corrupt, Unavailable
 from millstream.protocol.producers import ProducerState
 from millstream.tiers import flush_process, segment_encoder
 from millstream.tiers.catalog import Catalog
@@ -19,7 +19,7 @@ from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint, freeze_
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
 from millstream.tiers.flush_process import FlushProcess, encode
 from millstream.tiers.segment_encoder import EncodedSegment
-from support.segments import run_of, streams_of, unflushed_of
+from support.segments import Run, run_of, streams_of, unflushed_of
 
 RUNS = [
     *(("one", run_of(f"s{number}", number, 0, [b"%d" % number, b"xyz"], 10 * number)) for number in range(1, 40)),
@@ -33,7 +33,7 @@ def flush_input() -> FlushInput:
     streams[3].earliest = 1
     streams[4].producers = {"p": ProducerState(1, 2)}
     frozen = [freeze_stream(stream) for stream in streams]
-    return FlushInput(3, 1, 1 << 40, frozen, unflushed_of([run for _, run in RUNS]))
+    return FlushInput(3, 1, 1 << 40, frozen, [], unflushed_of([run for _, run in RUNS]))
 
 
 def checkpoint(position: int, rows: Rows) -> Checkpoint:
@@ -69,6 +69,34 @@ def test_rows_and_segments_are_those_that_are_made_at_home(catalog: Catalog, pro
     assert there == here
     assert [one.info.bucket for one in there[1]] == ["one", "two"]
     assert there[0].trimmed == [(4, 1)]
+
+
+def test_streams_that_only_grew_are_told_of_by_their_messages(catalog: Catalog, process: FlushProcess) -> None:
+    rows, _ = done_by(LocalJobs(catalog))
+    catalog.write(checkpoint(500, rows))
+    grown = [("one", run_of("s5", 5, 4, [b"a", b"bc"], 600)), ("two", run_of("large", 77, 9, [b"d"], 700))]
+    gone, unknown = run_of("s6", 6, 4, [b"e"], 800), run_of("never", 99, 0, [b"f"], 900)
+    runs = [run for _, run in grown]
+
+    def done(jobs: FlushJobs, *more: Run) -> tuple[Rows, list[EncodedSegment]]:
+        rows, segments = jobs.begin(FlushInput(0, 500, 1000, [], [6], unflushed_of([*runs, *more])))
+        return rows, [one._replace(data=memoryview(bytes(one.data))) for one in segments]
+
+    here, there = done(LocalJobs(catalog), gone), done(process, gone)
+    assert there == here
+    assert [one.info.rows for one in here[1]] == [2, 1]
+    catalog.write(checkpoint(1000, here[0]))
+    saved = catalog.load_incarnation(5), catalog.load_incarnation(77)
+    assert [(one.tail, one.last_write_at_ms, one.last_access_ms) for one in saved if one is not None] == [
+        (7, runs[0].times[-1], runs[0].times[-1]),
+        (10, runs[1].times[-1], runs[1].times[-1]),
+    ]
+    assert saved[0] is not None
+    assert saved[0].producers == {"p": ProducerState(1, 2)}, "what the messages do not tell is as it was"
+    with pytest.raises(Corrupt, match="99"):
+        done(LocalJobs(catalog), unknown)
+    with pytest.raises(Unavailable, match="99"):
+        done(process, unknown)
 
 
 def test_a_checkpoint_is_in_the_catalog_and_the_owner_sees_it(catalog: Catalog, process: FlushProcess) -> None:

@@ -5,33 +5,39 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.protocol.keys import StreamKey
+from millstream.streams.state import Stream
 from millstream.tiers.hot import UNFLUSHED_OVERHEAD_BYTES, HotTier
 
 appends = st.lists(st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=4), max_size=6)
 
 
-def filled(start: int, batches: list[list[bytes]]) -> tuple[HotTier, list[bytes], list[int]]:
-    """A tail that begins at `start`, its messages and its boundaries."""
-    hot, offset, position = HotTier(), start, 100
+def stream_of(incarnation: int) -> Stream:
+    return Stream.created(incarnation, StreamKey("b", str(incarnation)), "text/plain", 5)
+
+
+def filled(start: int, batches: list[list[bytes]]) -> tuple[HotTier, Stream, list[bytes], list[int]]:
+    """A tail that begins at `start`, whose it is, its messages and its boundaries."""
+    hot, stream, offset, position = HotTier(), stream_of(7), start, 100
     boundaries = [start]
     for batch in batches:
-        hot.publish(7, offset, position, 5, batch)
+        hot.publish(stream, offset, position, 5, batch)
         for message in batch:
             offset += len(message)
             boundaries.append(offset)
         position += 1 + len(batch)
-    return hot, [message for batch in batches for message in batch], boundaries
+    return hot, stream, [message for batch in batches for message in batch], boundaries
 
 
 @given(st.integers(0, 50), appends.filter(bool), st.data())
 def test_a_read_returns_the_whole_messages_that_end_beyond_the_offset(
     start: int, batches: list[list[bytes]], data: st.DataObject
 ) -> None:
-    hot, messages, boundaries = filled(start, batches)
+    hot, stream, messages, boundaries = filled(start, batches)
     offset = data.draw(st.integers(start, boundaries[-1]))
     limit = data.draw(st.sampled_from(boundaries))
     bytes_max = data.draw(st.integers(1, 30))
-    tail = hot.tail(7)
+    tail = hot.tail(stream)
     assert tail is not None
     run = tail.read(offset, limit, bytes_max)
     first = next((index for index, end in enumerate(boundaries[1:]) if end > offset), len(messages))
@@ -47,16 +53,16 @@ def test_a_read_returns_the_whole_messages_that_end_beyond_the_offset(
 
 @given(st.integers(0, 50), appends.filter(bool))
 def test_exactly_the_ends_of_messages_are_boundaries(start: int, batches: list[list[bytes]]) -> None:
-    hot, _, boundaries = filled(start, batches)
-    tail = hot.tail(7)
+    hot, stream, _, boundaries = filled(start, batches)
+    tail = hot.tail(stream)
     assert tail is not None
     assert [offset for offset in range(boundaries[-1] + 5) if tail.is_boundary(offset)] == boundaries
 
 
 @given(st.integers(0, 50), appends.filter(bool))
 def test_the_rest_of_an_append_is_found_from_any_boundary_within_it(start: int, batches: list[list[bytes]]) -> None:
-    hot, _, _ = filled(start, batches)
-    offset, tail = start, hot.tail(7)
+    hot, stream, _, _ = filled(start, batches)
+    offset, tail = start, hot.tail(stream)
     assert tail is not None
     for batch in batches:
         for index, message in enumerate(batch):
@@ -69,23 +75,25 @@ def test_the_rest_of_an_append_is_found_from_any_boundary_within_it(start: int, 
 def test_letting_go_gives_back_what_publishing_took(
     one: list[list[bytes]], other: list[list[bytes]], looked_at: bool, released: bool
 ) -> None:
-    hot, *_ = filled(0, one)
+    hot, first, *_ = filled(0, one)
+    second = stream_of(8)
     before = hot.bytes
     assert before >= sum(len(message) for batch in one for message in batch)
     offset = 0
     for number, batch in enumerate(other):
-        hot.publish(8, offset, number * 10, 5, batch)
+        hot.publish(second, offset, number * 10, 5, batch)
         offset += sum(map(len, batch))
     if looked_at:
-        hot.tail(8)
+        hot.tail(second)
     if released:
-        hot.release([8], len(other) * 10)
+        hot.release([second], len(other) * 10)
     else:
-        hot.drop(8)
-    assert 8 not in hot
+        hot.drop(second)
+    assert second.hot is None
+    assert len(hot) == bool(one)
     assert hot.bytes == before + UNFLUSHED_OVERHEAD_BYTES * sum(map(len, other))
-    hot.drop(8)
-    hot.drop(7)
+    hot.drop(second)
+    hot.drop(first)
     hot.forget(hot.take_unflushed(), 1 << 62)
     assert hot.bytes == 0
 
@@ -96,10 +104,11 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
 ) -> None:
     hot, position, taken = HotTier(), 10, None
     offsets, expected = {1: 0, 2: 0}, []
+    streams = {incarnation: stream_of(incarnation) for incarnation in offsets}
     for number, (incarnation, batch) in enumerate([(1, batch) for batch in one] + [(2, batch) for batch in other]):
         if number == taken_after:
             taken = hot.take_unflushed()
-        hot.publish(incarnation, offsets[incarnation], position, 5 + number, batch)
+        hot.publish(streams[incarnation], offsets[incarnation], position, 5 + number, batch)
         for index, message in enumerate(batch, 1):
             start = offsets[incarnation]
             offsets[incarnation] += len(message)
