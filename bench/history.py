@@ -17,7 +17,7 @@ from bench.replay import replay
 
 MIB = 1 << 20
 # All of each fits into the cache of row groups. Byte messages are appended one by one, so that there are fewer.
-HISTORY_MIB = {"bytes, 1 KiB messages": 64, "bytes, 100 B messages": 8, "JSON, 1 KiB messages": 96}
+HISTORY_MIB = {"bytes, 1 KiB messages": 64, "bytes, 100 B messages": 32, "JSON, 1 KiB messages": 96}
 HISTORY_MIB |= {"JSON, 100 B messages": 64}
 QUICK_DIVISOR = 8
 LIVE_MESSAGES = 1000
@@ -31,8 +31,8 @@ HISTORIES: dict[str, tuple[str, int, Fill]] = {
     "JSON, 1 KiB messages": ("application/json", 1024, filling.append_json),
     "JSON, 100 B messages": ("application/json", 100, filling.append_json),
 }
-# The first read after a restart is the process's first as well; from the files, it has a cache too small to matter, and
-# has read before.
+# The first read after a restart is the process's first as well; from the files, it has a cache that is small beside any
+# history, and has read before.
 FIRST_READ, FILES_READ, LATER_READ = "after a restart", "from the files", "cached"
 WITHOUT_CACHE = "cold.cache_bytes=8MiB"
 LIVE_CASE = "append to SSE during catch-ups"

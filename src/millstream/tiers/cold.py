@@ -168,9 +168,9 @@ class ColdTier:
         return ExtentRows(extent, group)
 
     def _is_expected(self, extent: FoundExtent) -> bool:
-        """Whether an extent's row group is in the cache or on its way there."""
+        """Whether an extent's row group is in the cache, where it then stays for a while, or on its way there."""
         key = (self._segment(extent.row.segment).path, extent.row.row_group, False)
-        return key in self._groups or key in self._loading
+        return self._groups.get(key) is not None or key in self._loading
 
     def _read_ahead(self, incarnation: int, offset: int, groups: int) -> None:
         """Load the row groups that follow, before anybody asks for them."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream.errors import Gone, InvalidRequest, NotFound
+from millstream.tiers.cache import ByteLimitedCache
+from millstream.tiers.cold import GROUPS_AHEAD
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, key_of, started
 
@@ -132,6 +136,43 @@ def test_a_sub_offset_counts_messages_of_one_json_append(tmp_path: Path) -> None
                 await driver.delete("f")
             with pytest.raises(InvalidRequest):
                 await driver.create("f", fork=("j", 0, 4))
+
+    clock = FakeClock()
+    run(main(), clock)
+
+
+def test_what_comes_next_is_read_ahead_and_not_forgotten_before_it_is_read(tmp_path: Path) -> None:
+    groups, size = 12, 1000
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            await driver.create("s", content_type="text/plain")
+            for number in range(groups):
+                await driver.append("s", b"%03d" % number + b"x" * (size - 3))
+                await driver.checkpoint()
+            stream, cold, asked = driver.shard.get(key_of("s")), driver.shard.cold, list[str]()
+            read_columns = cold.read_columns
+
+            def noting(segment: Any, *rest: Any) -> Any:
+                asked.append(segment.path)
+                return read_columns(segment, *rest)
+
+            cold.read_columns = noting
+            group = await cold.row_group(cold.extent_at(stream.incarnation, 0).row.segment, 0)
+            # Not enough for all: the second time over, some are still there, and would be the next to go.
+            cold._groups = ByteLimitedCache(group.size * (groups - 2))
+            for _ in range(2):
+                asked.clear()
+                for number in range(groups):
+                    found = await driver.shard.reader.read_cold(stream, number * size, size, apart=True)
+                    assert [message[:3] for message in found.messages] == [b"%03d" % number]
+                    await asyncio.gather(*cold._loading.values())
+                    held = sum(
+                        cold._is_expected(cold.extent_at(stream.incarnation, later * size))
+                        for later in range(number + 1, min(number + 1 + GROUPS_AHEAD, groups))
+                    )
+                    assert held >= min(1 if number == 0 else GROUPS_AHEAD, groups - 1 - number)
+                assert len(asked) == len(set(asked)), "none is read twice"
 
     clock = FakeClock()
     run(main(), clock)
