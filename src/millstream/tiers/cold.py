@@ -127,12 +127,6 @@ class ColdTier:
         """Messages beyond an offset, from one extent; with a separator, which may be empty, joined into one piece."""
         extent = self.extent_at(incarnation, offset)
         was_expected = self._is_expected(extent)
-        if not was_expected:
-            self._load(extent.row.segment, extent.row.row_group, False)
-        if extent.row.offset_end - offset <= bytes_max and extent.row.offset_end < limit:
-            # This read goes on behind the extent, if only to find that the next message does not fit. Whoever comes to
-            # what was read ahead reads on and on; anybody else may have wanted just this.
-            self._read_ahead(incarnation, extent.row.offset_end, GROUPS_AHEAD if was_expected else 1)
         rows = ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
         group = rows.group
         first, stop = select(
@@ -142,6 +136,9 @@ class ColdTier:
         if stop == first:
             return Run(start, start, [])
         end = group.ends[stop - 1]
+        if stop == rows.stop and end < limit:
+            # Whoever comes to what was read ahead reads on and on; anybody else may have wanted just this.
+            self._read_ahead(incarnation, end, GROUPS_AHEAD if was_expected else 1)
         if separator is None:
             return Run(start, end, group.messages(first, stop))
         return Run(start, end, [group.joined(first, stop, separator)])
