@@ -9,26 +9,32 @@ EDITOR := examples/editor
 CHROMIUM := /usr/bin/chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve cluster examples check format test soak bench clean
+.PHONY: help install serve cluster examples check format generate lock test-fast test soak bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(BIN)/millstream: pyproject.toml
+# Development uses the versions that were tested together; `make lock` takes newer ones.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements-dev.lock
+
+$(BIN)/millstream: pyproject.toml requirements-dev.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[yjs]'
+	$(PIP) --editable '.[yjs]'
 	@touch $@
 
 install: $(BIN)/millstream ## Make .venv and install millstream into it
 
-serve: install ## Serve on 127.0.0.1:4437 with data in ./data
-	$(BIN)/millstream serve
+PORT ?= 4437
+DIR ?=
 
-cluster: $(VENV)/.dev ## Start three nodes with an S3 bucket on this machine
-	$(BIN)/python -m millstream.cli.try_cluster
+serve: install ## Serve on 127.0.0.1:PORT (4437) with data in ./data
+	$(BIN)/millstream serve --listen 127.0.0.1:$(PORT)
+
+cluster: $(VENV)/.dev ## Start three nodes with an S3 bucket on this machine; DIR=… keeps their data
+	@$(BIN)/python scripts/try_cluster.py $(if $(DIR),--directory $(DIR))
 
 $(VENV)/.dev: $(BIN)/millstream
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 $(CONFORMANCE)/node_modules/.installed: $(CONFORMANCE)/package.json $(CONFORMANCE)/package-lock.json
@@ -78,14 +84,31 @@ format: $(VENV)/.dev ## Reformat the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Most tests wait for servers and timers more than they compute, so there are more processes than cores.
+PARALLEL := --numprocesses $(shell expr $$(nproc) + 1) --dist loadgroup
+
+generate: $(VENV)/.dev ## Write what is generated: the blocking client, docs/cli.md, docs/configuration.md
+	$(BIN)/python scripts/generate_client.py
+	$(BIN)/python scripts/command_docs.py
+	$(BIN)/python scripts/configuration_docs.py
+
+lock: $(BIN)/millstream ## Lock the development dependencies at their newest versions
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --no-header --no-annotate --quiet \
+	  --output-file requirements-dev.lock
+
+test-fast: $(VENV)/.dev ## Run the unit, contract and in-process HTTP tests: for every save
+	$(BIN)/pytest --quiet $(PARALLEL) -m 'fast and not soak' tests/unit tests/contract tests/e2e
+
 test: $(TEST_DEPENDENCIES) ## Run all tests
-	$(BIN)/pytest -m 'not soak'
+	$(BIN)/pytest $(PARALLEL) -m 'not soak and not alone'
+	$(BIN)/pytest -m 'alone and not soak'
 
 soak: $(TEST_DEPENDENCIES) ## Run the long crash and load tests
 	$(BIN)/pytest -m soak
 
 bench: $(VENV)/.dev ## Measure against the peers; results in bench/results
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench,spark]'
+	$(PIP) --editable '.[bench,spark]'
 	$(BIN)/python -m bench
 
 clean: ## Remove what the other targets made, data excepted

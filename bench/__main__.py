@@ -35,6 +35,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def main() -> int:
     arguments = _parser().parse_args()
+    if not arguments.no_write and not environment.is_clean():
+        print("the tree has changes, so nobody could repeat this: commit them, or give --no-write", file=sys.stderr)
+        return 1
     plan = Plan(
         rounds=arguments.rounds or (1 if arguments.quick else 3),
         seconds=arguments.seconds or (1 if arguments.quick else 2),
@@ -73,7 +76,8 @@ def main() -> int:
             # After each one, so that what ends a later one does not take the earlier ones with it.
             merged = _merged(collected, is_partial=bool(plan.parts))
             shown = {name for results in merged for name in results.servers()}
-            report.write(merged, [one for one in skipped if one.name not in shown], RESULTS)
+            absent = [one for one in skipped if one.name not in shown]
+            report.write(merged, absent, RESULTS, is_all=len(merged) == len(BENCHMARKS))
     if not arguments.no_write:
         progress(f"tables, data and charts are in {RESULTS}")
     print(report.as_data(collected, skipped) if arguments.json else report.glance(collected))
@@ -98,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=f"Measure millstream beside its peers.\n\nbenchmarks (all, if none is named):\n{described}",
-        epilog="Exit status: 0, or 2 if a measurement of millstream was invalid (an answer was no success).",
+        epilog="Exit status: 0; 1 if nothing was measured; 2 if a measurement of millstream was invalid.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("benchmarks", nargs="*", choices=[[], *BENCHMARKS], metavar="benchmark")

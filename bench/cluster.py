@@ -279,6 +279,7 @@ def _start_store(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
     (directory / "store").mkdir()
     command = [str(Path(sys.executable).parent / "weed"), "server", f"-dir={directory / 'store'}", "-s3", "-filer"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=16", "-master.volumeSizeLimitMB=256"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
     with (directory / "store.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

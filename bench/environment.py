@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import statistics
@@ -20,6 +21,7 @@ SYNC_PROBES = 200
 
 def describe(plan: Plan) -> dict[str, str]:
     return {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "command": " ".join(["python", "-m", "bench", *sys.argv[1:]]),
         "rounds": f"{plan.rounds}, {plan.seconds} s each; medians over the rounds",
         "processor": f"{_processor()}, {os.cpu_count()} cores; load average at the start {os.getloadavg()[0]:.1f}",
@@ -35,6 +37,13 @@ def note_change(described: dict[str, str]) -> None:
     """Say so if the millstream that is measured is no longer the one that was described: others may work on it."""
     if f"({_revision()})" not in described["millstream"] and "changed" not in described["millstream"]:
         described["millstream"] += f"; changed to {_revision()} during the run"
+
+
+def is_clean() -> bool:
+    """Whether what is measured is a commit: nobody could measure anything else again."""
+    return not _output(
+        "git", "-C", str(Path(__file__).parents[1]), "status", "--porcelain", "--", ".", ":!bench/results"
+    )
 
 
 def _output(*command: str) -> str:

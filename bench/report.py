@@ -32,6 +32,7 @@ COLORS = {
     "Ursula": "#9a6bb5",
 }
 PIXELS_PER_INCH = 130
+ROUNDS = "rounds.json"
 
 
 # -- tables ----------------------------------------------------------------------------------------------------
@@ -147,49 +148,47 @@ def glance(collected: Sequence[Results]) -> str:
 def _headlines(collected: Sequence[Results]) -> list[tuple[Results, str, Metric]]:
     found = []
     for results in collected:
-        metrics = results.metrics[:2] if results.name in ("live", "startup") else results.metrics[:1]
-        found += [(results, case, metric) for case in results.headline if case in results.cells for metric in metrics]
+        cases = [case for case in results.headline if case in results.cells]
+        found += [(results, case, metric) for case in cases for metric in _main_metrics(results)]
     return found
 
 
-def markdown(collected: Sequence[Results], skipped: Sequence[Skipped]) -> str:
+def overview_page(collected: Sequence[Results], skipped: Sequence[Skipped]) -> str:
+    """All benchmarks on one page: the headlines and the goals."""
     parts = [
         "# Benchmark results",
         "Written by `make bench`; how to read it is in [../README.md](../README.md). A ratio (`vs`) says how many "
         "times better millstream is than that peer in the same run: above 1 it wins, below 1 it loses.",
-        _environments(collected),
+        "\n".join(f"- [{results.title}]({results.name}.md)" for results in collected),
+        *(f"Skipped: {one.name}: {one.reason}." for one in skipped),
+        overview(collected),
+        "![Ratios](overview.png)",
+        "## Goals",
+        "millstream against a yardstick of its own, measured in the same run. Here a ratio is millstream's figure "
+        "divided by the yardstick's.",
+        goals(collected),
     ]
-    parts += [f"Skipped: {one.name}: {one.reason}." for one in skipped]
-    if _headlines(collected):
-        parts += ["## Overview", overview(collected), "![Ratios](overview.png)"]
-    if any(results.goals for results in collected):
-        parts += [
-            "## Goals",
-            "millstream against a yardstick of its own, measured in the same run; what the yardstick is stands in the "
-            "sections below. Here a ratio is millstream's figure divided by the yardstick's.",
-            goals(collected),
-        ]
-    for results in collected:
-        parts += [f"## {results.title}", results.method, f"![{results.title}]({results.name}.png)"]
-        parts += [metric_table(results, metric) for metric in results.metrics]
-        parts += _remarks(results)
     return "\n\n".join(parts) + "\n"
 
 
-def _environments(collected: Sequence[Results]) -> str:
-    """A column for each run that the results come from."""
-    runs: list[tuple[Mapping[str, str], list[str]]] = []
-    for results in collected:
-        names = next((names for environment, names in runs if environment == results.environment), None)
-        if names is None:
-            runs.append((results.environment, [results.name]))
-        else:
-            names.append(results.name)
-    keys = list(dict.fromkeys(key for environment, _ in runs for key in environment))
-    headings = [", ".join(names) for _, names in runs]
-    return table(
-        ["Environment", *headings], [[key, *(environment.get(key, "") for environment, _ in runs)] for key in keys]
-    )
+def page(results: Results) -> str:
+    """One benchmark: when, what and where, and its table."""
+    metrics = [
+        metric for metric in _main_metrics(results) if any(_is_measured(row, metric) for row in results.cells.values())
+    ]
+    parts = [
+        f"# {results.title}",
+        results.method,
+        "\n".join(f"- {key}: {value}" for key, value in results.environment.items()),
+        *([goals([results])] if results.goals else [metric_table(results, metric) for metric in metrics]),
+        f"![{results.title}]({results.name}.png)",
+        *_remarks(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _main_metrics(results: Results) -> Sequence[Metric]:
+    return results.metrics[:2] if results.name in ("live", "startup") else results.metrics[:1]
 
 
 def _remarks(results: Results) -> list[str]:
@@ -228,9 +227,9 @@ def _description(results: Results) -> dict[str, object]:
 
 
 def read(directory: Path) -> list[Results]:
-    """The results that an earlier run has written, so that a run of some benchmarks keeps those of the others."""
+    """What an earlier run on this machine has written, so that a run of some benchmarks keeps those of the others."""
     try:
-        content = json.loads((directory / "summary.json").read_text())
+        content = json.loads((directory / ROUNDS).read_text())
     except FileNotFoundError:
         return []
     return [
@@ -267,14 +266,17 @@ def _cell_data(results: Results, row: Mapping[str, Cell], name: str) -> dict[str
 # -- charts ----------------------------------------------------------------------------------------------------
 
 
-def write(collected: Sequence[Results], skipped: Sequence[Skipped], directory: Path) -> None:
+def write(collected: Sequence[Results], skipped: Sequence[Skipped], directory: Path, *, is_all: bool) -> None:
+    """A page for each benchmark, one for all of them if they are all there, and the rounds, which stay out of git."""
     directory.mkdir(exist_ok=True)
-    (directory / "summary.md").write_text(markdown(collected, skipped))
-    (directory / "summary.json").write_text(as_data(collected, skipped))
+    (directory / ROUNDS).write_text(as_data(collected, skipped))
+    for results in collected:
+        (directory / f"{results.name}.md").write_text(page(results))
     pyplot.rcParams.update(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     )
-    if _headlines(collected):
+    if is_all:
+        (directory / "overview.md").write_text(overview_page(collected, skipped))
         _overview_chart(collected, directory / "overview.png")
     for results in collected:
         draw = _appends_chart if results.name == "appends" else _goals_chart if results.goals else _plain_chart

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import httpx
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from millstream.client import Client
 from millstream.spark.columns import typed_schema
 from millstream.spark.session import build
 
@@ -21,7 +21,8 @@ STEP = "agent STRING, step INT, state STRING, tokens INT, seconds DOUBLE"
 
 # %% Some runs to look at: 40 of them, by three agents, written by Spark itself.
 def write_runs(spark: SparkSession, url: str) -> None:
-    httpx.put(f"{url}/{BUCKET}")  # 409 if it is there already
+    with Client(url) as client:
+        client.bucket(BUCKET).create(exist_ok=True)
     steps = spark.range(40).select(f.col("id").alias("run"), f.explode(f.sequence(f.lit(1), 5 + f.col("id") % 7)))
     steps = steps.select(
         f.format_string("run-%03d", "run").alias("stream"),
@@ -40,7 +41,7 @@ def write_runs(spark: SparkSession, url: str) -> None:
 
 # %% The steps, with the fields of their JSON as columns.
 def read_steps(spark: SparkSession, url: str) -> DataFrame:
-    schema = typed_schema(STEP, ("stream", "offset", "appended_at"))
+    schema = typed_schema(STEP, ("stream", "offset_start", "appended_at"))
     return spark.read.format("millstream").options(url=url, bucket=BUCKET, prefix="run-").schema(schema).load()
 
 
@@ -50,7 +51,7 @@ def run_table(steps: DataFrame) -> DataFrame:
         f.count("*").alias("steps"),
         f.sum("tokens").alias("tokens"),
         f.round(f.sum("seconds"), 1).alias("seconds"),
-        f.max_by("state", "offset").alias("state"),
+        f.max_by("state", "offset_start").alias("state"),
     )
 
 

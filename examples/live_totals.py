@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import httpx
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
+from millstream.client import Client
 from millstream.spark.columns import typed_schema
 from millstream.spark.session import build
 
@@ -24,7 +24,8 @@ TARGET = "agent-totals"
 # %% Steps as they are appended, from the first one on.
 def start(url: str, checkpoint: Path, *, once: bool = False) -> StreamingQuery:
     spark = build("live totals")
-    httpx.put(f"{url}/{TARGET}")  # 409 if it is there already
+    with Client(url) as client:
+        client.bucket(TARGET).create(exist_ok=True)
     schema = typed_schema("agent STRING, tokens INT", ("stream",))
     steps = (
         spark.readStream.format("millstream")

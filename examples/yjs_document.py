@@ -3,7 +3,7 @@
     millstream serve --examples                  # and open /examples/editor/?doc=welcome in a browser
     python examples/yjs_document.py              # --url http://127.0.0.1:4437/v1/yjs/notes/docs/welcome
 
-Needs `pip install 'millstream[yjs]' httpx`. With `--once` it prints the text as it is and ends.
+Needs `pip install 'millstream[yjs]'`. With `--once` it prints the text as it is and ends.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Iterator
+from urllib.parse import quote
 
-import httpx
 from pycrdt import Doc, Text, TransactionEvent
 
+from millstream.client import Call, Client, Request
 from millstream.yjs import apply_updates, frame_update
 
 OCTETS = {"content-type": "application/octet-stream"}
@@ -24,34 +26,31 @@ class SharedText:
     """The text of a document, kept up to date; what is added to it goes to everybody."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.http = httpx.Client(timeout=90)
+        server, _, document = url.partition("/v1/yjs/")
+        service, _, path = document.partition("/docs/")
+        self.client = Client(server)
+        self.target = f"/v1/yjs/{quote(service)}/docs/{quote(path)}"
         self.lock = threading.Lock()
         self.doc = Doc({"text": Text()})
-        self.offset = self._load()
+        self._send("PUT")  # if it is not there yet
+        # A document's updates are a stream like any other, in the bucket of its service.
+        self.updates = self.client.stream(f"{service}/docs/{path}")
+        start = self.updates.bootstrap()
+        if start.snapshot is not None:
+            self.doc.apply_update(start.snapshot.data)
+        apply_updates(self.doc, b"".join(start.messages))
+        self.offset = start.next_offset
 
-    def _load(self) -> str:
-        """Take the snapshot, if there is one, and the updates after it; returns where to read on."""
-        self.http.put(self.url, headers=OCTETS).raise_for_status()
-        answer = self.http.get(self.url, params={"offset": "snapshot"}, follow_redirects=True).raise_for_status()
-        if answer.url.params["offset"].endswith("_snapshot"):
-            self.doc.apply_update(answer.content)
-            answer = self._read(answer.headers["stream-next-offset"])
-        apply_updates(self.doc, answer.content)
-        while answer.headers.get("stream-up-to-date") != "true":
-            answer = self._read(answer.headers["stream-next-offset"])
-            apply_updates(self.doc, answer.content)
-        return answer.headers["stream-next-offset"]
+    def _send(self, method: str, body: bytes = b"") -> None:
+        self.client.call(Call(Request(method, self.target, OCTETS, body), lambda answer: None))
 
-    def _read(self, offset: str, **query: str) -> httpx.Response:
-        return self.http.get(self.url, params={"offset": offset, **query}).raise_for_status()
-
-    def wait(self) -> bool:
-        """Wait for updates, for up to a minute; returns whether there were any."""
-        answer = self._read(self.offset, live="true")
-        self.offset = answer.headers["stream-next-offset"]
-        with self.lock:
-            return apply_updates(self.doc, answer.content) > 0
+    def changes(self) -> Iterator[None]:
+        """Take in what others write, for ever; one turn for each time that something changed."""
+        for chunk in self.updates.follow(self.offset):
+            with self.lock:
+                changed = apply_updates(self.doc, chunk.data)
+            if changed:
+                yield
 
     def add(self, line: str) -> None:
         updates: list[bytes] = []
@@ -64,8 +63,8 @@ class SharedText:
             text = self.doc["text"]
             text.insert(len(text), line)
             self.doc.unobserve(subscription)
-        body = b"".join(frame_update(update) for update in updates)
-        httpx.post(self.url, content=body, headers=OCTETS).raise_for_status()
+        # Applied twice, an update changes nothing more: it may be sent again without asking whether it arrived.
+        self._send("POST", b"".join(frame_update(update) for update in updates))
 
     def __str__(self) -> str:
         with self.lock:
@@ -83,9 +82,8 @@ def main() -> None:
         return
 
     def follow() -> None:
-        while True:
-            if shared.wait():
-                print(f"\n--- now ---\n{shared}", flush=True)
+        for _ in shared.changes():
+            print(f"\n--- now ---\n{shared}", flush=True)
 
     threading.Thread(target=follow, daemon=True).start()
     for line in sys.stdin:

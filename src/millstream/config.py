@@ -2,7 +2,8 @@
 
 Precedence: defaults < TOML file < environment (`MILLSTREAM_SECTION_KEY`) < flags (`--set section.key=value`).
 A value that starts with `$` names an environment variable. Anything unknown or malformed is refused with the key,
-the value and what would be right.
+the value and what would be right. Environment variables are the exception: others set those too (Kubernetes makes
+`MILLSTREAM_SERVER_PORT` for a Service called millstream-server), so what names no setting is only told of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import ConfigurationError
+from millstream.protocol.webhook_targets import PrivateTargets
+from millstream.suggestions import did_you_mean
 
 VERSION: Final = 1
 
@@ -97,6 +100,13 @@ def _addresses(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(_address(part) for part in parts)
 
 
+def _private_targets(value: object) -> PrivateTargets | None:
+    if value == "auto":
+        return None
+    parts = value if isinstance(value, list) else str(value).split(",")
+    return PrivateTargets.parse([str(part).strip() for part in parts if str(part).strip()])
+
+
 def _optional_address(value: object) -> tuple[str, int] | None:
     return _address(value) if value else None
 
@@ -120,9 +130,14 @@ def _one_of(*choices: str) -> Kind:
     return Kind(parse, f"one of {', '.join(choices)}")
 
 
+def _optional_flag(value: object) -> bool | None:
+    return None if value == "auto" else _flag(value)
+
+
 BACKENDS: Final = ("fs", "s3", "gcs", "azure", "memory")
 
 TEXT: Final = Kind(_text, "text")
+PRIVATE_TARGETS: Final = Kind(_private_targets, "auto, or networks and host names such as 10.1.0.0/16, hooks.internal")
 BACKEND: Final = Kind(_backend, f"one of {', '.join(BACKENDS)}")
 
 
@@ -139,8 +154,8 @@ def _at_least_one(parse: Callable[[object], Any]) -> Callable[[object], Any]:
 SIZE: Final = Kind(_size, "a size such as 8MiB")
 DURATION: Final = Kind(_duration, "a duration such as 500ms or 30s")
 COUNT: Final = Kind(_count, "a whole number")
-SOME_SIZE: Final = Kind(_at_least_one(_size), "a size such as 8MiB, more than nothing")
-SOME_TIME: Final = Kind(_at_least_one(_duration), "a duration such as 500ms or 30s, more than nothing")
+SOME_SIZE: Final = Kind(_at_least_one(_size), "a size such as 8MiB, above 0")
+SOME_TIME: Final = Kind(_at_least_one(_duration), "a duration such as 500ms or 30s, above 0")
 AT_LEAST_ONE: Final = Kind(_at_least_one(_count), "a whole number, 1 or more")
 ADDRESS: Final = Kind(_address, "HOST:PORT such as 127.0.0.1:4437")
 OPTIONAL_ADDRESS: Final = Kind(_optional_address, "HOST:PORT such as 10.0.0.1:6437, or nothing")
@@ -148,6 +163,7 @@ PATH: Final = Kind(_path, "a path")
 ADDRESSES: Final = Kind(_addresses, 'addresses such as ["10.0.0.2:6437", "10.0.0.3:6437"]')
 CLUSTER_NAME: Final = Kind(_cluster_name, "up to 32 of a-z, 0-9 and -")
 FLAG: Final = Kind(_flag, "true or false")
+OPTIONAL_FLAG: Final = Kind(_optional_flag, "auto, true or false")
 RETENTION: Final = Kind(_retention, "forever, or a duration such as 30d")
 OPTIONAL_PATH: Final = Kind(_optional_path, "a path, or nothing")
 URL: Final = Kind(_url, "a URL without a path, such as https://streams.example.com")
@@ -169,6 +185,9 @@ class ServerSection:
     stop_timeout: float = setting(
         "10s", DURATION, "How long a stop may take: requests finish, live reads end, messages move to the cold tier."
     )
+    read_only: bool = setting(
+        "false", FLAG, "Serve what the data directory holds, accept no writes, and change nothing in the object store."
+    )
     insecure: bool = setting("false", FLAG, "Allow other addresses than loopback without [auth] and [tls].")
     trusted_proxies: str = setting(
         "", TEXT, "Addresses of proxies, separated by commas, whose X-Forwarded-For says who the client is."
@@ -187,13 +206,20 @@ class LogSection:
         DURATION,
         "A lone append is synced without a change of thread while syncs take less than this on average; `0ms`: never.",
     )
+    stuck_after: float = setting(
+        "10s", SOME_TIME, "How long writes may wait to be stored before the server calls itself not ready."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class HotSection:
     """Messages in memory."""
 
-    bytes_max: int = setting("1GiB", SOME_SIZE, "Memory for messages; when it is used up, writes get 503.")
+    bytes_max: int = setting(
+        "1GiB",
+        SOME_SIZE,
+        "Memory for messages, the state of streams and what waits for a flush; beyond it writes get 503.",
+    )
     keep_bytes: int = setting("128MiB", SIZE, "Messages kept in memory for readers although they are in the cold tier.")
     resident_streams_max: int = setting("100000", AT_LEAST_ONE, "Streams whose state is kept in memory.")
 
@@ -208,6 +234,16 @@ class ColdSection:
     flush_bytes: int = setting("64MiB", SOME_SIZE, "How many bytes of messages gather before they are moved.")
     cache_bytes: int = setting("128MiB", SIZE, "Memory for row groups and footers that were read.")
     reclaim_grace: float = setting("1h", DURATION, "How long a segment that nothing refers to stays.")
+    leftover_age: float = setting(
+        "24h", DURATION, "How old an object that nothing names must be before it is deleted as left by a crash."
+    )
+    take_over: bool = setting(
+        "false", FLAG, "Start although the store has another owner, or has gone on; what it holds is not deleted."
+    )
+    scrub_bytes_per_second: int = setting(
+        "1MiB", SIZE, "How fast everything in the store is read and compared in the background; 0B for never."
+    )
+    scrub_interval: float = setting("7d", DURATION, "How long after a round of that the next one begins.")
     s3_bucket: str = setting("", TEXT, "S3 bucket.")
     s3_region: str = setting("", TEXT, "S3 region.")
     s3_endpoint: str = setting("", TEXT, "URL of an S3-compatible store.")
@@ -233,9 +269,18 @@ class HttpSection:
     )
     header_timeout: float = setting("10s", SOME_TIME, "Time for a request's headers to arrive; then 408.")
     body_timeout: float = setting("30s", SOME_TIME, "Longest pause inside a request's body; then 408.")
+    body_bytes_per_second_min: int = setting(
+        "1KiB", SIZE, "How fast a body must arrive on average, after body_timeout; slower is 408. 0 is any pace."
+    )
     idle_timeout: float = setting("75s", SOME_TIME, "How long a connection may wait for its next request.")
     send_timeout: float = setting("30s", SOME_TIME, "How long a client may leave its answer unread.")
-    write_buffer_bytes_max: int = setting("256KiB", SOME_SIZE, "Unsent bytes at which a live read pauses.")
+    write_buffer_bytes_max: int = setting("256KiB", SOME_SIZE, "Unsent bytes at which a connection pauses.")
+    unsent_bytes_max: int = setting(
+        "256MiB", SOME_SIZE, "Unsent bytes of all paused connections; beyond it those paused longest are cut off."
+    )
+    incoming_bytes_max: int = setting(
+        "512MiB", SOME_SIZE, "Bodies of all connections that are incomplete, or wait for a request before; more is 503."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +300,26 @@ class ReadSection:
     )
     live_readers_per_stream_max: int = setting("10000", AT_LEAST_ONE, "The same, for one stream.")
     snapshot_bytes_max: int = setting("128MiB", SOME_SIZE, "Size of one snapshot; more is 413.")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSection:
+    """What one stream, and one command on it, may be."""
+
+    fork_depth_max: int = setting(
+        "64", AT_LEAST_ONE, "How many forks of forks may rest on each other; one more is 409 `fork_too_deep`."
+    )
+    append_messages_max: int = setting(
+        "131072", AT_LEAST_ONE, "Messages in the JSON array of one request; more is 413 `too_many_messages`."
+    )
+    producers_max: int = setting(
+        "100000", AT_LEAST_ONE, "Producers of one stream; an append of one more is 409 `too_many_producers`."
+    )
+    producer_expiry: float | None = setting(
+        "forever",
+        RETENTION,
+        "How long a producer that no longer writes is remembered; then it may begin anew at sequence 0.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +343,32 @@ class YjsSection:
     retention: float | None = setting(
         "forever", RETENTION, "How old updates get that a snapshot stands for; older ones go when a new one is made."
     )
+    merging_bytes_max: int = setting(
+        "1GiB",
+        SOME_SIZE,
+        "Address space of the process that merges; a document that needs more gets no new snapshot.",
+    )
     awareness_ttl: float = setting("1h", SOME_TIME, "How long an awareness stream stays that nobody uses.")
     long_poll_timeout: float = setting("60s", SOME_TIME, "How long a long-poll on a document waits for updates.")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionsSection:
+    """Subscriptions: durable cursors over many streams that wake workers."""
+
+    private_targets: PrivateTargets | None = setting(
+        "auto",
+        PRIVATE_TARGETS,
+        "Private networks and hosts that webhooks may call; auto is loopback if only loopback reaches an open server.",
+    )
+    count_max: int = setting("10000", AT_LEAST_ONE, "Subscriptions of the server; one more is 409.")
+    principal_count_max: int = setting("1000", AT_LEAST_ONE, "Subscriptions made by one principal; one more is 409.")
+    links_max: int = setting("200000", AT_LEAST_ONE, "Streams of one subscription; to ask for more is 409.")
+    links_total_max: int = setting("1000000", AT_LEAST_ONE, "Streams of all subscriptions, each counted for each.")
+    explicit_links_max: int = setting("10000", AT_LEAST_ONE, "Streams linked to one subscription by name.")
+    pattern_bytes_max: int = setting("256", AT_LEAST_ONE, "Length of a pattern; a longer one is 400.")
+    pattern_wildcards_max: int = setting("8", AT_LEAST_ONE, "Segments * and ** of a pattern; more are 400.")
+    page_streams_max: int = setting("1000", AT_LEAST_ONE, "Streams with work that one wake tells of.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +384,7 @@ class AuthSection:
     jwt_audience: str = setting("", TEXT, "The `aud` a JWT must have; without one a JWT must have none.")
     jwt_scope_claim: str = setting("scope", TEXT, "The claim of a JWT that lists its scopes, as read:BUCKET/PREFIX.")
     jwt_leeway: float = setting("5s", DURATION, "How far the issuer's clock may be off.")
+    url_token_max: float = setting("1h", SOME_TIME, "How long a token that stands in a URL may be good.")
     open_metrics: bool = setting("false", FLAG, "Whether /metrics is readable without a token.")
     reload_interval: float = setting("2s", SOME_TIME, "How often the token and key files are looked at for changes.")
 
@@ -303,12 +393,16 @@ class AuthSection:
 class LimitsSection:
     """What one principal (token or JWT subject) and one address may ask for; 0 is no limit. More is 429."""
 
-    principal_requests_per_second: int = setting("0", COUNT, "Requests of one principal.")
-    principal_bytes_per_second: int = setting("0", SIZE, "Bytes sent and received by one principal.")
-    principal_live_max: int = setting("0", COUNT, "Long-polls and SSE connections of one principal at a time.")
-    address_requests_per_second: int = setting("0", COUNT, "Requests from one address (IPv6: one /64 network).")
-    address_bytes_per_second: int = setting("0", SIZE, "Bytes sent to and received from one address.")
-    address_live_max: int = setting("0", COUNT, "Long-polls and SSE connections from one address at a time.")
+    principal_requests_per_second: int = setting("20000", COUNT, "Requests of one principal.")
+    principal_bytes_per_second: int = setting("512MiB", SIZE, "Bytes sent and received by one principal.")
+    principal_live_max: int = setting("5000", COUNT, "Long-polls and SSE connections of one principal at a time.")
+    address_requests_per_second: int = setting("5000", COUNT, "Requests from one address (IPv6: one /64 network).")
+    address_bytes_per_second: int = setting("256MiB", SIZE, "Bytes sent to and received from one address.")
+    address_live_max: int = setting("2000", COUNT, "Long-polls and SSE connections from one address at a time.")
+    address_connections_max: int = setting("2000", COUNT, "Open connections from one address; proxies are not counted.")
+    exempt_loopback: bool = setting(
+        "true", FLAG, "Whether limits of addresses leave out this machine's own, unless they are trusted proxies."
+    )
     burst: float = setting("2s", SOME_TIME, "How much of a rate may be used at once, as the time it takes to earn.")
     tracked_max: int = setting("100000", AT_LEAST_ONE, "Principals and addresses whose use is remembered, each.")
 
@@ -319,6 +413,15 @@ class TlsSection:
 
     cert: Path | None = setting("", OPTIONAL_PATH, "Certificate chain, PEM.")
     key: Path | None = setting("", OPTIONAL_PATH, "Its private key, PEM.")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSection:
+    """The console, a page for browsers; see console.md."""
+
+    enabled: bool | None = setting(
+        "auto", OPTIONAL_FLAG, "Whether /console/ is served; auto is if `server.listen` is loopback. Under ASGI set it."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,11 +471,14 @@ class Config:
     cold: ColdSection = field(default_factory=ColdSection)
     http: HttpSection = field(default_factory=HttpSection)
     read: ReadSection = field(default_factory=ReadSection)
+    streams: StreamsSection = field(default_factory=StreamsSection)
     pipeline: PipelineSection = field(default_factory=PipelineSection)
     yjs: YjsSection = field(default_factory=YjsSection)
+    subscriptions: SubscriptionsSection = field(default_factory=SubscriptionsSection)
     auth: AuthSection = field(default_factory=AuthSection)
     limits: LimitsSection = field(default_factory=LimitsSection)
     tls: TlsSection = field(default_factory=TlsSection)
+    console: ConsoleSection = field(default_factory=ConsoleSection)
     logging: LoggingSection = field(default_factory=LoggingSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
 
@@ -384,14 +490,33 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
     "cold": ColdSection,
     "http": HttpSection,
     "read": ReadSection,
+    "streams": StreamsSection,
     "pipeline": PipelineSection,
     "yjs": YjsSection,
+    "subscriptions": SubscriptionsSection,
     "auth": AuthSection,
     "limits": LimitsSection,
     "tls": TlsSection,
+    "console": ConsoleSection,
     "logging": LoggingSection,
     "cluster": ClusterSection,
 }
+
+
+# Settings of other servers of the protocol (Ursula's, so far), and what does the same here.
+_ELSEWHERE: Final = {
+    "server.hot_payload_backend": "leave it out: new messages are in memory and in the log of server.data_dir, which"
+    " [hot] and [log] tune",
+    "server.write_only_leader": "leave it out: every node answers reads, and writes go to the leader by a 307, or"
+    " through this node with cluster.forward = true",
+}
+# Beside a value that is wrong, what people mistake the setting for.
+_MISTAKEN: Final = {
+    "cluster.routes": "routes are the other nodes' cluster.listen (the brokers' port, 6437 by default), not the"
+    " addresses of their HTTP",
+}
+# Variables of the command line, which are no settings.
+_OF_COMMANDS: Final = frozenset({"MILLSTREAM_URL", "MILLSTREAM_TOKEN", "MILLSTREAM_CACERT"})
 
 
 def describe() -> Iterator[tuple[str, str, Kind, str]]:
@@ -434,12 +559,39 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, str, object]]:
             yield str(file), f"{section}.{key}", value
 
 
+def _variables() -> dict[str, str]:
+    """The environment variable of each setting, and the setting's key."""
+    return {
+        f"MILLSTREAM_{name}_{one.name}".upper(): f"{name}.{one.name}"
+        for name, section in _SECTIONS.items()
+        for one in fields(section)
+    }
+
+
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, object]]:
-    for variable, value in environment.items():
-        prefix, _, rest = variable.partition("_")
-        section, separator, key = rest.lower().partition("_")
-        if prefix == "MILLSTREAM" and separator and section in _SECTIONS:
-            yield f"the environment variable {variable}", f"{section}.{key}", value
+    for variable, key in _variables().items():
+        if variable in environment:
+            yield f"the environment variable {variable}", key, environment[variable]
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Of each variable that looks like a setting and is none, a sentence that says so; it changes nothing."""
+    known = _variables()
+    found = []
+    for variable, value in sorted(environment.items()):
+        if not variable.startswith("MILLSTREAM_") or variable in known or variable in _OF_COMMANDS:
+            continue
+        section = variable.split("_")[1].lower()
+        meant = did_you_mean(variable, known, cutoff=0.85)
+        if section not in _SECTIONS and meant is None:
+            continue  # the operator's own, such as one that a value names with $
+        sentence = f"the environment variable {variable} is ignored: there is no such setting"
+        if re.fullmatch(r"(tcp|udp)://\S+", value) or "_SERVICE_" in variable or "_PORT_" in variable:
+            sentence += "; Kubernetes sets it for a Service of that name (enableServiceLinks: false stops that)"
+        elif meant is not None:
+            sentence += f"; {meant}"
+        found.append(sentence)
+    return found
 
 
 def _from_flags(assignments: Sequence[str]) -> Iterator[tuple[str, str, object]]:
@@ -452,12 +604,17 @@ def _from_flags(assignments: Sequence[str]) -> Iterator[tuple[str, str, object]]
 
 def _known(key: str, origin: str) -> tuple[str, str]:
     section, _, name = key.partition(".")
+    if key in _ELSEWHERE:
+        raise ConfigurationError(f"{origin}: {key} is a setting of another server", hint=_ELSEWHERE[key])
+    every = [known for known, *_ in describe()]
+    if key in every:
+        return section, name
+    meant = did_you_mean(key, every)
     if section not in _SECTIONS:
-        raise ConfigurationError(f"{origin}: there is no section {section!r} (in {key!r})", hint=_sections_hint())
-    names = [one.name for one in fields(_SECTIONS[section])]
-    if name not in names:
-        raise ConfigurationError(f"{origin}: there is no setting {key!r}", hint=f"[{section}] has {', '.join(names)}")
-    return section, name
+        hint = f"{meant}; {_sections_hint()}" if meant else _sections_hint()
+        raise ConfigurationError(f"{origin}: there is no section {section!r} (in {key!r})", hint=hint)
+    names = f"[{section}] has {', '.join(one.name for one in fields(_SECTIONS[section]))}"
+    raise ConfigurationError(f"{origin}: there is no setting {key!r}", hint=f"{meant} {names}" if meant else names)
 
 
 def _sections_hint() -> str:
@@ -477,4 +634,4 @@ def _parsed(key: str, name: str, section: str, raw: object, origin: str, environ
     try:
         return kind.parse(raw)
     except ValueError:
-        raise ConfigurationError(f"{origin}: {key} = {raw!r} is not {kind.expects}") from None
+        raise ConfigurationError(f"{origin}: {key} = {raw!r} is not {kind.expects}", hint=_MISTAKEN.get(key)) from None

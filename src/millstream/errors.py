@@ -18,9 +18,12 @@ becomes is known only to `server/error_map.py`.
     ├── Forbidden             a good token that does not allow this
     ├── TooManyRequests       the caller is over its limit; retry later
     ├── Unavailable           nothing was written; retry later
-    │   └── NotLeader         another node leads the shard
+    │   ├── NotLeader         another node leads the shard
+    │   ├── ReadOnly          this server accepts no writes at all
+    │   └── ObjectMissing     the object store lacks what the catalog names
     ├── OutcomeUnknown        it may or may not have been written
     ├── Corrupt               stored bytes do not say what they must
+    │   └── OtherFormat       they are whole, and of another version of millstream
     └── ConfigurationError    the operator must change something
 """
 
@@ -99,6 +102,7 @@ class SequenceGap(Conflict):
         super().__init__(message)
         self.expected = expected
         self.received = received
+        self.details = {"expected_seq": expected, "received_seq": received}
 
 
 class PreconditionFailed(Conflict):
@@ -143,12 +147,35 @@ class NotLeader(Unavailable):
     code = "not_leader"
 
 
+class ReadOnly(Unavailable):
+    code = "read_only"
+
+
+class ObjectMissing(Unavailable):
+    code = "cold_object_missing"
+
+
 class OutcomeUnknown(MillstreamError):
     code = "outcome_unknown"
 
 
 class Corrupt(MillstreamError):
     code = "corrupt"
+
+
+class OtherFormat(Corrupt):
+    """Whole, but written by another version of millstream: never to be treated as missing or damaged."""
+
+    code = "other_format"
+
+    def __init__(self, what: str, *, found: int, known: int) -> None:
+        super().__init__(
+            f"{what} was written by another version of millstream: it has format {found}, and this version reads format"
+            f" {known}",
+            hint="nothing was changed: run the version that wrote it. How to move its streams to this version is in"
+            " docs/operations.md, under Another version",
+            details={"found": found, "known": known},
+        )
 
 
 class ConfigurationError(MillstreamError):

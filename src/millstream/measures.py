@@ -70,5 +70,7 @@ class ShardMeasures:
         self.flush_failures = 0
         self.backpressure_refusals = 0
         self.segments_reclaimed = 0
+        self.scrubs = 0
+        self.scrubbed_bytes = 0
         # Rewrites of what is stored into fewer, larger pieces, by what is rewritten.
         self.compactions = {"segments": 0, "yjs": 0}

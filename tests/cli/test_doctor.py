@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
+import lmdb
 import pytest
 
 from millstream import config as configuration
 from millstream.cli.checks import run_checks
+from millstream.cli.cluster_checks import cluster
 from millstream.cli.findings import Finding
 from millstream.clock import SystemClock
 from support.access import Issuer, make_certificate, make_token
+from support.broker import Broker
 from support.commands import command_line, environment, millstream
 from support.server import ServerProcess
 
@@ -52,8 +57,18 @@ def test_a_sound_machine_is_well(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_a_data_directory_of_another_version_is_a_problem(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "catalog"), max_dbs=1) as database:
+        meta = database.open_db(b"meta")
+        with database.begin(write=True, db=meta) as transaction:
+            transaction.put(b"format", b"99")
+    found = findings(f"server.data_dir={tmp_path}")["data directory"]
+    assert found.level == "problem" and "another version" in found.message and "format 99" in found.message
+
+
 def test_a_running_server_is_recognised_and_not_disturbed(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server:
+    # Without a scrub, which writes how far it has come.
+    with ServerProcess(tmp_path / "data", settings=("cold.scrub_bytes_per_second=0B",)) as server:
         assert server.process is not None
         before = contents(tmp_path / "data")
         listen = server.url.removeprefix("http://")
@@ -66,6 +81,31 @@ def test_a_running_server_is_recognised_and_not_disturbed(tmp_path: Path) -> Non
         assert "an object was written, read and deleted" in said["object store"]
         assert contents(tmp_path / "data") == before
         assert server.stop() == 0
+
+
+def test_the_owner_of_the_store_is_named_and_whether_this_data_directory_may_start(tmp_path: Path) -> None:
+    store = f"cold.path={tmp_path / 'cold'}"
+    ours, others = tmp_path / "ours", tmp_path / "others"
+    with ServerProcess(ours, settings=(store, "cold.flush_interval=100ms")) as server:
+        assert httpx.put(f"{server.url}/v1/stream/one", content=b"one").status_code == 201
+        running = findings(f"server.data_dir={ours}", store)["store owner"]
+        assert running.level == "ok"
+        assert "(epoch 1, since" in running.message
+        assert "a server is running on this data directory" in running.message
+        assert server.stop() == 0  # with a last flush
+    before = {path: path.read_bytes() for path in contents(ours) if path.is_file() and path.name != "lock.mdb"}
+    assert "may start on this data directory" in findings(f"server.data_dir={ours}", store)["store owner"].message
+    shutil.copytree(ours, others)
+    with ServerProcess(others, settings=(store,)) as server:
+        assert server.stop() == 0
+    refused = findings(f"server.data_dir={ours}", store)["store owner"]
+    assert refused.level == "problem"
+    assert "cannot start on this data directory" in refused.message
+    assert "has owned the object store since" in refused.message
+    assert refused.hint is not None
+    assert "millstream restore" in refused.hint
+    assert "does not know of that" in findings(f"server.data_dir={tmp_path / 'empty'}", store)["store owner"].message
+    assert {path: path.read_bytes() for path in contents(ours) if path.is_file() and path.name != "lock.mdb"} == before
 
 
 def test_a_wrong_setting_is_the_first_thing_found(tmp_path: Path) -> None:
@@ -111,6 +151,82 @@ def test_another_program_on_the_port_is_a_problem(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         found = findings(f"server.data_dir={tmp_path}", f"server.listen=127.0.0.1:{port}")["port"]
     assert found.level == "problem" and f"another program listens on 127.0.0.1:{port}" in found.message
+
+
+IN_A_CLUSTER = ("cluster.name=c", "cluster.secret=s", "cold.backend=s3", "server.listen=127.0.0.1:0")
+
+
+def in_cluster(tmp_path: Path, *assignments: str) -> list[Finding]:
+    config = configuration.load(None, {}, (f"server.data_dir={tmp_path}", *IN_A_CLUSTER, *assignments))
+    return list(cluster(config, SystemClock()))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message", "hint"),
+    [
+        (("cold.backend=fs",), "which the nodes of a cluster cannot share", "s3, gcs or azure"),
+        (("cluster.replicas=5",), "cluster.replicas is 5", "cluster.routes"),
+        (
+            ("server.listen=127.0.0.1:4437", "cluster.routes=10.0.0.2:4437,10.0.0.3:4437"),
+            "4437 is the port for HTTP",
+            "cluster.listen",
+        ),
+    ],
+)
+def test_what_serve_refuses_of_a_cluster_is_a_problem(
+    tmp_path: Path, assignments: tuple[str, ...], message: str, hint: str
+) -> None:
+    (found,) = in_cluster(tmp_path, "cluster.routes=127.0.0.1:1,127.0.0.1:2", *assignments)
+    assert found.level == "problem" and message in found.message and hint in (found.hint or ""), found
+
+
+def test_a_data_directory_of_another_node_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "node.json").write_text('{"cluster": "c", "node_id": 7}')
+    (found,) = in_cluster(tmp_path, "cluster.replicas=1")
+    assert found.level == "problem" and "belongs to node 7" in found.message
+
+
+def test_brokers_and_what_is_none_are_told_apart(tmp_path: Path, url: str) -> None:
+    broker = Broker(tmp_path).start()
+    try:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            there, silent = f"127.0.0.1:{broker.port}", f"127.0.0.1:{nobody.getsockname()[1]}"
+            routes = f"cluster.routes={there},{url.removeprefix('http://')},{silent}"
+            found = in_cluster(tmp_path / "data", routes, f"cluster.listen={there}")
+    finally:
+        broker.stop()
+    assert [(one.check, one.level) for one in found] == [
+        ("cluster", "ok"),
+        ("broker's port", "ok"),
+        ("other broker", "ok"),
+        ("other broker", "problem"),
+        ("other broker", "warning"),
+    ]
+    assert "a broker listens on" in found[1].message
+    assert "not the addresses of their HTTP" in (found[3].hint or "")
+    assert "nobody answers at" in found[4].message
+    (_, held, *_) = in_cluster(tmp_path / "data", "cluster.replicas=1", f"cluster.listen={url.removeprefix('http://')}")
+    assert held.level == "problem" and "another program listens" in held.message
+
+
+def test_a_variable_that_looks_like_a_setting_is_a_warning_and_does_not_stop_the_start(tmp_path: Path) -> None:
+    variable = {"MILLSTREAM_SERVER_PORT": "tcp://10.96.0.12:4437"}
+    done = millstream("doctor", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--json", **variable)
+    found = [one for one in json.loads(done.stdout)["findings"] if "MILLSTREAM_SERVER_PORT" in one["message"]]
+    assert done.returncode == 0 and [one["level"] for one in found] == ["warning"]
+    serving = subprocess.Popen(
+        command_line("serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**variable),
+    )
+    assert serving.stdout is not None
+    assert "millstream listens on" in serving.stdout.readline()
+    serving.terminate()
+    _, logged = serving.communicate(timeout=60)
+    assert "MILLSTREAM_SERVER_PORT is ignored" in logged and serving.returncode == 0
 
 
 def test_few_open_files_are_a_warning(tmp_path: Path) -> None:

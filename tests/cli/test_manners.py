@@ -14,14 +14,10 @@ from pathlib import Path
 import pytest
 
 from millstream.client import Client
+from support.access import make_certificate
 from support.commands import command_line, environment, json_of, millstream, output_of
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from support.ports import free_port
+from support.server import ServerProcess
 
 
 def test_errors_say_what_to_do_and_exit_codes_say_what_kind(url: str, bucket: str) -> None:
@@ -34,10 +30,20 @@ def test_errors_say_what_to_do_and_exit_codes_say_what_kind(url: str, bucket: st
         (("streams", "append", f"{bucket}/none"), url, 1, b"hint: give DATA, --file FILE, or - for standard input"),
         (("streams", "read", "x", "--offset", "zzz"), url, 1, b"hint: use a Stream-Next-Offset value"),
         (("streams", "append", "x", "--file", "/no/such/file"), url, 1, b"/no/such/file cannot be read"),
+        (("snapshot", "ls", f"{bucket}/none"), url, 3, b"/none does not exist"),
+        (("status", "--token", "s3cret\n"), url, 1, b"the token cannot be sent in a header"),
+        (("cold", "ls", "--set", "cold.backend=memory"), url, 3, b"in the server's memory"),
+        (("quarantine", "--data-dir", "/no/such"), url, 3, b"there is no data directory /no/such"),
         (("status",), nowhere, 5, b"hint: is the server running"),
         (("status",), "ftp://x", 1, b"hint: write it as http://127.0.0.1:4437"),
-        (("status", "--timeout", "-3"), url, 2, b"'-3' is not a number of seconds above 0"),
-        (("streams", "frobnicate"), url, 2, b"invalid choice: 'frobnicate'"),
+        (("status", "--timeout", "-3"), url, 2, b"'-3' is not a duration such as 90s or 1h, above 0"),
+        (("streams", "frobnicate"), url, 2, b"there is no command 'millstream streams frobnicate'"),
+        (("streams", "tial", "x"), url, 2, b"hint: did you mean 'tail'? see millstream streams --help"),
+        (("stats",), url, 2, b"did you mean 'status'?"),
+        (("streams", "ls", "--prefx", "x"), url, 2, b"did you mean '--prefix'? see millstream streams ls --help"),
+        (("streams", "tail", "x", "--mode", "see"), url, 2, b"did you mean 'sse'?"),
+        (("streams", "create", "x", "--ttl", "1 hour"), url, 2, b"'1 hour' is not a duration such as 90s or 1h"),
+        (("status", "--cacert", "/no/such.pem"), url, 1, b"/no/such.pem cannot be used"),
     ]
     output_of("streams", "create", "x", url=url)
     for arguments, address, code, expected in cases:
@@ -49,6 +55,52 @@ def test_errors_say_what_to_do_and_exit_codes_say_what_kind(url: str, bucket: st
 def test_errors_are_json_for_those_who_ask_for_json(url: str, bucket: str) -> None:
     done = millstream("streams", "read", f"{bucket}/none", "--json", url=url)
     assert json.loads(done.stderr)["error"]["code"] == "bucket_not_found" and done.stdout == b""
+
+
+def test_usage_errors_are_json_too(url: str) -> None:
+    done = millstream("streams", "ls", "--json", "--prefx", "x", url=url)
+    assert done.returncode == 2 and json.loads(done.stderr)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize("group", [(), ("streams",), ("cluster",), ("pipeline",)])
+def test_a_command_that_is_not_finished_prints_its_help(group: tuple[str, ...]) -> None:
+    done = millstream(*group)
+    assert done.returncode == 0 and done.stdout.startswith(b"usage: millstream") and done.stderr == b""
+
+
+def test_a_server_may_be_named_by_host_and_port(url: str) -> None:
+    assert json_of("status", "--url", url.removeprefix("http://"))["url"] == url
+    assert json_of("status", url=url.removeprefix("http://"))["url"] == url
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("90", 90), ("90s", 90), ("1h", 3600), ("1.5h", 5400)])
+def test_a_time_to_live_may_have_a_unit(url: str, bucket: str, written: str, seconds: int) -> None:
+    output_of("streams", "create", f"{bucket}/{seconds}", "--ttl", written, url=url)
+    assert json_of("streams", "head", f"{bucket}/{seconds}", url=url)["ttl_seconds"] == seconds
+
+
+def test_a_certificate_of_ones_own_is_trusted_when_it_is_named(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    with ServerProcess(tmp_path / "data", settings=(f"tls.cert={cert}", f"tls.key={key}")) as server:
+        refused = millstream("status", url=server.url)
+        assert refused.returncode == 5 and b"--cacert" in refused.stderr, refused
+        assert json_of("status", "--cacert", str(cert), url=server.url)["is_well"]
+        bare = server.url.removeprefix("https://")
+        assert json_of("buckets", "ls", "--cacert", str(cert), "--url", bare) == []
+        assert millstream("streams", "ls", url=server.url, MILLSTREAM_CACERT=str(cert)).returncode == 3
+
+
+def test_restore_without_a_store_says_where_it_looked_and_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = millstream("restore", "--data-dir", "fresh")
+    assert done.returncode == 3 and b"there is no object store in fresh/cold" in done.stderr
+    assert b"--set cold.path=FOLDER" in done.stderr
+    (tmp_path / "data" / "cold").mkdir(parents=True)
+    assert (
+        b"there is one in data/cold: add --set cold.path=data/cold" in millstream("restore", "--data-dir", "x").stderr
+    )
 
 
 def test_the_flag_wins_over_the_environment(url: str) -> None:
@@ -183,5 +235,5 @@ def test_a_job_says_that_there_is_no_server_before_it_starts_spark() -> None:
         for job in (("compact",), ("audit",), ("usage",)):
             # A master that cannot be: had Spark been started, it would be the one to complain.
             done = millstream("pipeline", *job, "--master", "nowhere", url=url)
-            assert done.returncode != 0
+            assert done.returncode == 5
             assert f"no server answers at {url}" in done.stderr.decode()

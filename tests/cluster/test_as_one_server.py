@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from millstream.cluster.placement import shard_of
 from millstream.pipeline.planning import Limits, groups_of, plan_group, weigh
 from millstream.pipeline.rewriting import Part, rewrite_part
 from millstream.pipeline.view import load_views
@@ -29,7 +31,12 @@ SETTINGS = """flush_interval = '1s'
 enabled = true
 tokens_file = '{tokens}'
 reload_interval = '200ms'
+[limits]
+exempt_loopback = false
+address_bytes_per_second = '64KiB'
+burst = '16s'
 """
+BURST_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +94,81 @@ def test_a_request_that_is_passed_on_takes_its_token_along(guarded: Cluster, adm
         assert answer.headers["cache-control"].startswith("private")
 
 
+def _leaders(cluster: Cluster, admin: dict[str, str]) -> dict[int, NodeProcess]:
+    """Who leads which shard, once it says so itself."""
+    found: dict[int, NodeProcess] = {}
+
+    def are_found() -> bool:
+        for node in cluster.nodes.values():
+            for shard in httpx.get(f"{node.url}/cluster/status", headers=admin, timeout=10).json()["shards"]:
+                if shard["role"] == "leading":
+                    found[shard["shard"]] = node
+        return len(found) == cluster.shards
+
+    wait_until(are_found, "every shard has a leader")
+    return found
+
+
+def from_address(address: str, **options: Any) -> httpx.Client:
+    """A client as if on another machine: all of 127.0.0.0/8 is this one."""
+    return httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=60, **options)
+
+
+def test_what_is_passed_on_counts_as_its_clients_and_not_as_the_passing_nodes(
+    guarded: Cluster, admin: dict[str, str]
+) -> None:
+    passing = guarded.nodes[3]
+    buckets = {shard_of(name, 2): name for name in (f"many-{number}" for number in range(20))}
+    leader, bucket = next((one, buckets[n]) for n, one in _leaders(guarded, admin).items() if one is not passing)
+    with from_address("127.0.3.1", headers=admin) as first:
+        assert first.put(f"{passing.url}/{bucket}").status_code in (200, 201)
+        assert first.put(f"{passing.url}/{bucket}/s", headers=TEXT).status_code == 201
+    piece = bytes(BURST_BYTES // 2)
+    url = f"{passing.url}/{bucket}/s"
+    for number in range(10, 16):  # together more than one address may send
+        with from_address(f"127.0.3.{number}", headers=admin | TEXT) as client:
+            assert client.post(url, content=piece).status_code == 204
+    with from_address("127.0.3.2", headers=admin | TEXT) as greedy:
+        seen = [greedy.post(url, content=piece).status_code for _ in range(5)]
+        assert seen[0] == 204 and 429 in seen
+        # What it has used up it has used up at the leader too, whomever it pretends to be.
+        for name in ("millstream-forwarded", "x-forwarded-for"):
+            assert greedy.get(f"{leader.url}/{bucket}", headers={name: "3 198.51.100.7"}).status_code == 429
+
+
+def test_a_token_in_the_url_is_good_at_every_node_and_event_streams_go_on_there(
+    guarded: Cluster, admin: dict[str, str]
+) -> None:
+    with httpx.Client(headers=admin, timeout=30) as client:
+        assert client.put(f"{guarded.nodes[3].url}/urls").status_code in (200, 201)
+        assert client.put(f"{guarded.nodes[3].url}/urls/s", headers=TEXT, content=b"one").status_code == 201
+        assert client.post(f"{guarded.nodes[3].url}/urls/s", headers=TEXT, content=b"two").status_code == 204
+        for maker in guarded.nodes.values():
+            made = client.post(f"{maker.url}/v1/tokens", json={"stream": "/urls/s"})
+            assert made.status_code == 201, made.text
+            token = made.json()["token"]
+            for node in guarded.nodes.values():
+                _follow_with(node, token)
+
+
+def _follow_with(node: NodeProcess, token: str) -> None:
+    """Read as an EventSource does that has the first message and a URL, and nothing else."""
+    url = f"{node.url}/urls/s?offset=-1&live=sse&token={token}"
+    place = {"last-event-id": f"{0:016d}_{3:016d}"}
+    with httpx.stream("GET", url, headers=place, follow_redirects=True, timeout=30) as followed:
+        assert followed.status_code == 200, followed.headers
+        assert followed.headers["cache-control"] == "private, no-store"
+        lines = followed.iter_lines()
+        assert [next(lines) for _ in range(3)] == [f"id: {0:016d}_{6:016d}", "event: data", "data:two"]
+    assert httpx.get(url.replace("/urls/s?", "/urls/t?")).status_code == 403
+    assert httpx.get(url.replace("token=msu_", "token=msu_x")).status_code == 401
+    # A place that a follower has not heard of yet is asked for at the leader, with the token.
+    with httpx.stream("GET", url, headers={"last-event-id": f"{0:016d}_{9:016d}"}, timeout=30) as ahead:
+        assert ahead.status_code in (200, 307, 503)
+        assert ahead.status_code != 200 or ahead.headers["millstream-role"] == "leader"
+        assert ahead.status_code != 307 or f"token={token}" in ahead.headers["location"]
+
+
 def test_metrics_count_the_requests_and_appends_of_all_shards(guarded: Cluster, admin: dict[str, str]) -> None:
     for node in guarded.nodes.values():
         text = httpx.get(f"{node.url}/metrics", headers=admin).text
@@ -127,6 +209,27 @@ async def _compacted(settings: ObjectStoreSettings, bucket: str) -> dict[str, ob
             part = Part(settings, path, bucket, group.shard, group.sources, *edges, group.kept_from)
             return compaction.proposal(group, [await rewrite_part(part)])
     raise AssertionError(f"there is nothing to compact in {bucket}")
+
+
+def test_what_needed_a_token_is_private_at_every_node(guarded: Cluster, admin: dict[str, str]) -> None:
+    passing = guarded.nodes[3]
+    with httpx.Client(headers=admin, timeout=30) as client:
+        assert client.put(f"{passing.url}/cached").status_code == 201
+        assert client.put(f"{passing.url}/cached/s", headers=TEXT, content=b"1").status_code == 201
+        for node in guarded.nodes.values():
+            for target in (
+                "/cached/s",
+                "/cached/s?offset=-1&live=sse",
+                "/cached/streams",
+                "/cached/streams/feed?live=sse",
+                "/v1/yjs/cached/docs/plan",
+                "/cached/none",
+                "/cluster/status",
+            ):
+                with client.stream("GET", node.url + target) as answer:
+                    described = f"node {node.number}, {target}: {answer.status_code} {answer.headers}"
+                    assert answer.headers["cache-control"].startswith("private"), described
+                    assert answer.headers["vary"].split(", ").count("authorization") == 1, described
 
 
 @pytest.mark.parametrize("bucket", ["compact-4", "compact-0"])

@@ -20,7 +20,8 @@ from support.cluster import Cluster
 from support.cluster_load import Load
 from support.s3 import S3Server
 
-pytestmark = pytest.mark.timeout(180)
+# They measure how long writers wait, which other tests beside them would lengthen.
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]
 
 BACK_SECONDS = 10.0
 AFTER_ELECTION_SECONDS = 3.0

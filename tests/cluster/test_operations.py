@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ import httpx
 import pytest
 from pyspark.sql import SparkSession
 
+from millstream.client import Client
 from millstream.cluster.placement import shard_of
 from millstream.pipeline.audit import AuditOptions, audit
 from millstream.pipeline.usage import UsageOptions, usage
@@ -83,6 +86,55 @@ def test_leadership_moves_where_it_is_told_and_writes_go_on(cluster: Cluster) ->
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "invalid_successor"
     elsewhere = httpx.post(f"{cluster.followers(0)[0].url}/cluster/transfer-leader", json={"shard": 0})
     assert elsewhere.status_code == 503 and elsewhere.json()["error"]["code"] == "not_leader"
+
+
+def test_a_node_number_that_nobody_has_gets_the_right_words(cluster: Cluster) -> None:
+    url = cluster.nodes[1].url
+    for action in ("drain", "remove", "add"):
+        refused = command(action, "9", url=url)
+        assert refused.returncode == 3 and "there is no node 9 in this cluster" in refused.stderr, refused
+        assert "its nodes are 1, 2, 3" in refused.stderr
+    assert command("drain", "two", url=url).returncode == 2
+    refused = command("transfer", "--to", "9", url=url)
+    assert refused.returncode == 1 and "node 9 cannot take over" in refused.stderr, refused
+
+
+def test_a_node_is_not_removed_without_a_place_for_its_replicas_and_goes_on_leading(cluster: Cluster) -> None:
+    refused = command("remove", "2", url=cluster.nodes[1].url)
+    assert refused.returncode == 1 and "add another node first" in refused.stderr, refused
+    wait_until(lambda: {one["state"] for one in cluster.status()["members"]} == {"active"}, "it may lead again")
+    cluster.wait_until_balanced()
+
+
+def test_drain_ends_when_others_lead_what_the_node_led(cluster: Cluster) -> None:
+    node = cluster.leader(0)
+    other = next(one for one in cluster.nodes.values() if one is not node)
+    drained = command("drain", str(node.number), url=other.url)
+    assert drained.returncode == 0, drained
+    assert all(shard["leader_id"] not in (None, node.number) for shard in cluster.status(other.number)["shards"])
+    added = command("add", str(node.number), "--json", url=other.url)
+    assert json.loads(added.stdout) == {"node": node.number, "state": "active", "up": True}
+    cluster.wait_until_balanced()
+
+
+def test_a_dead_node_is_shown_as_down(cluster: Cluster) -> None:
+    dead = cluster.followers(0)[0]
+    other = next(one for one in cluster.nodes.values() if one is not dead)
+    dead.kill()
+    try:
+
+        def is_down() -> bool:
+            return {one["node_id"]: one["up"] for one in cluster.status(other.number)["members"]}[dead.number] is False
+
+        wait_until(is_down, "the node is missed")
+        shown = command("status", url=other.url).stdout
+        assert f"but node {dead.number} is down" in shown.splitlines()[0]
+        (row,) = [line.split() for line in shown.splitlines() if dead.url in line]
+        assert row[2:4] == ["down", "no"]
+        refused = command("drain", str(dead.number), url=other.url)
+        assert refused.returncode == 1 and f"node {dead.number} is down" in refused.stderr, refused
+    finally:
+        dead.start()
 
 
 def test_writes_at_a_follower_are_redirected_and_reads_are_answered(cluster: Cluster) -> None:
@@ -285,22 +337,77 @@ def test_a_data_directory_of_another_node_or_cluster_is_refused(
         node.start()
 
 
+class Tried:
+    """`make cluster`, as somebody uses it who types at it."""
+
+    def __init__(self, *arguments: str) -> None:
+        script = Path(__file__).parents[2] / "scripts" / "try_cluster.py"
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", str(script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def type(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def until(self, mark: str) -> list[str]:
+        """The lines it prints up to one with the mark."""
+        assert self.process.stdout is not None
+        shown: list[str] = []
+        while not shown or mark not in shown[-1]:
+            shown.append(self.process.stdout.readline())
+            assert shown[-1], shown
+        return shown
+
+    def close(self) -> int:
+        self.process.terminate()
+        try:
+            self.process.communicate(timeout=120)
+        finally:
+            self.process.kill()
+        return self.process.returncode
+
+
 @pytest.mark.soak
-def test_make_cluster_starts_three_nodes_and_prints_their_addresses() -> None:
-    process = subprocess.Popen([sys.executable, "-m", "millstream.cli.try_cluster"], stdout=subprocess.PIPE, text=True)
+def test_make_cluster_goes_on_without_a_node_and_starts_it_again(tmp_path: Path) -> None:
+    directory = tmp_path / "tried"
+    tried = Tried("--directory", str(directory))
     try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(6)]
+        lines = tried.until("quit")
         urls = [word for line in lines for word in line.split() if word.startswith("http://")][:3]
         assert len(set(urls)) == 3, lines
         status = httpx.get(f"{urls[1]}/cluster/status").json()
         assert [member["node_id"] for member in status["members"]] == [1, 2, 3] and len(status["shards"]) == 3
         assert httpx.put(f"{urls[2]}/v1/stream/a/b", headers=TEXT, follow_redirects=True).status_code == 201
+        # Somebody ends a node by hand.
+        (pid,) = [
+            int(line.partition("process ")[2].partition(",")[0]) for line in lines if line.startswith("  node 2 ")
+        ]
+        os.kill(pid, signal.SIGKILL)
+        assert "node 2 has ended by SIGKILL; the others go on" in tried.until("has ended")[-1]
+        with Client(urls[0], timeout=60) as client:
+            client.stream("a/b").append(b"without node 2", content_type="text/plain")
+        tried.type("start 2")
+        tried.until("node 2 is ready again")
+        tried.type("kill 3")
+        tried.until("node 3 is gone")
+        tried.type("start 3")
+        tried.until("node 3 is ready again")
+        # One that cannot start shows why.
+        tried.type("stop 3")
+        tried.until("node 3 has stopped")
+        (directory / "node3.toml").write_text("version = 1\n[server]\nlisten = 7\n")
+        tried.type("start 3")
+        assert "node 3 has ended with exit code 1" in tried.until("server.listen = 7 is not HOST:PORT")[0]
+        assert httpx.get(f"{urls[1]}/v1/stream/a/b?offset=-1").content == b"without node 2"
     finally:
-        process.terminate()
-        assert process.wait(90) == 0
-        assert process.stdout is not None
-        process.stdout.close()
+        assert tried.close() == 0
+    assert (directory / "node1").is_dir()
 
 
 @pytest.mark.soak

@@ -5,6 +5,7 @@ The same is done to a build that ignores its lease: the checker must find it out
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -13,13 +14,17 @@ import httpx
 import pytest
 
 from millstream.cluster.placement import shard_of
+from millstream.pipeline.view import load_views
+from millstream.tiers.objects import open_objects
 from support import broken_node
 from support.cluster import Cluster, NodeProcess, running, wait_until
+from support.cluster_load import read_all
 from support.linearizability import Operation, find_violation
 from support.s3 import S3Server
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
+MIB = 1 << 20
 WATCH_SECONDS = 3.0
 FOLLOW_SECONDS = 30.0
 PATH = "/v1/stream/stale/s"
@@ -87,3 +92,44 @@ def test_a_build_that_ignores_its_lease_is_found_out(cluster_s3: S3Server, tmp_p
         history, final, _ = history_around_a_pause(cluster, WATCH_SECONDS)
         violation = find_violation(history, final)
         assert violation is not None and "read" in violation
+
+
+def test_a_leader_that_was_stopped_in_a_flush_leaves_the_store_to_its_successor(
+    cluster: Cluster, cluster_s3: S3Server
+) -> None:
+    shard = shard_of("stale", cluster.shards)
+    path = "/v1/stream/stale/flushing"
+    old = cluster.leader(shard)
+    others = [node for node in cluster.nodes.values() if node is not old]
+    assert httpx.put(f"{old.url}{path}", headers=TEXT, content=b"a" * MIB).status_code == 201
+
+    def leads(node: NodeProcess) -> bool:
+        return bool(cluster.status(node.number)["shards"][shard]["role"] == "leading")
+
+    def flushed(node: NodeProcess) -> int:
+        return int(cluster.status(node.number)["shards"][shard]["flushed_position"])
+
+    with cluster_s3.paused():  # a flush is due every second, and now it waits for the store in the middle
+        assert httpx.post(f"{old.url}{path}", content=b"b" * MIB, headers=TEXT, timeout=20).status_code == 204
+        time.sleep(2.0)
+        old.pause()
+    try:
+        wait_until(lambda: any(leads(node) for node in others), "another node leads")
+        new = next(node for node in others if leads(node))
+        before = flushed(new)
+        assert httpx.post(f"{new.url}{path}", content=b"c" * MIB, headers=TEXT, timeout=20).status_code == 204
+        wait_until(lambda: flushed(new) > before, "the new leader flushes", 60, new.stderr)
+    finally:
+        old.resume()
+    wait_until(lambda: old.is_ready("cluster"), "it follows, and has nothing to complain of", 60, old.stderr)
+    expected = b"".join(letter * MIB for letter in (b"a", b"b", b"c"))
+    assert read_all(cluster, path) == expected
+    if not leads(old):
+        body = {"shard": shard, "node": old.number}
+        leader = cluster.leader(shard)
+        assert httpx.post(f"{leader.url}/cluster/transfer-leader", json=body, timeout=30).status_code == 200
+    before = flushed(old)
+    assert httpx.post(f"{old.url}{path}", content=b"d", headers=TEXT, timeout=20).status_code == 204
+    wait_until(lambda: flushed(old) > before, "it flushes again when it leads again", 60, old.stderr)
+    assert read_all(cluster, path) == expected + b"d"
+    asyncio.run(load_views(open_objects(cluster.store)))  # raises if a manifest is missing

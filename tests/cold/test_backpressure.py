@@ -135,10 +135,11 @@ def test_an_outage_of_the_store_under_load_loses_nothing_and_heals_by_itself(
         assert server.stop() == 0
     # And after a restart; and what failed flushes left behind in the store is gone.
     with (
-        server_on(tmp_path / "data", store, *SETTINGS) as server,
+        server_on(tmp_path / "data", store, *SETTINGS, "cold.leftover_age=0s") as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
         assert {path: read_all(client, path) for path in expected} == expected
+        client.put("/v1/stream/later", headers=TEXT, content=b"later")
         wait_until(lambda: not verified(tmp_path / "data", store)["problems"], "nothing is left over", 15)
         assert names(store, "segments")
 

@@ -74,6 +74,13 @@ def test_alive_says_which_streams_count_and_from_where(client: httpx.Client) -> 
         wait_until_flushed(client)
 
 
+@pytest.mark.parametrize("incarnation", [-1, -(2**63), 2**63, 2**64, 10**30, 1.5, "7"])
+def test_what_cannot_be_an_incarnation_is_refused(client: httpx.Client, incarnation: object) -> None:
+    client.put("/runs")
+    answer = client.post("/runs/streams/cold", json={"incarnations": [incarnation]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
+
+
 def test_incarnations_of_another_bucket_are_not_told(client: httpx.Client) -> None:
     client.put("/other")
     client.put("/runs/mine", headers=TEXT)
@@ -88,8 +95,11 @@ def test_incarnations_of_another_bucket_are_not_told(client: httpx.Client) -> No
         (b"", 400, "invalid_body"),
         (b'{"incarnations": ["x"]}', 400, "invalid_body"),
         (b'{"incarnation": [1]}', 400, "invalid_body"),
+        (b'{"incarnations": [-1]}', 400, "invalid_body"),
+        (b'{"incarnations": [9223372036854775808]}', 400, "invalid_body"),
         (b'{"incarnations": [' + b",".join([b"1"] * 100_001) + b"]}", 413, "payload_too_large"),
     ],
+    ids=["nothing", "text", "another name", "below 0", "too large", "too many"],
 )
 def test_bad_question_is_refused(client: httpx.Client, body: bytes, status: int, code: str) -> None:
     answer = client.post("/runs/streams/cold", content=body)

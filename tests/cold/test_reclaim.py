@@ -143,9 +143,11 @@ def test_superseded_and_orphaned_snapshots_go_and_the_latest_stays(tmp_path: Pat
     put_object(store, "notes/0000/00000000000000000001-00ff.msgpack", b"nor to this")
     time.sleep(1.1 if isinstance(store, S3Prefix) else 0.01)  # S3 tells time in whole seconds
     with (
-        server_on(tmp_path / "data", store, *SETTINGS) as server,
+        server_on(tmp_path / "data", store, *SETTINGS, "cold.leftover_age=0s") as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
+        # Their age is by the store's own clock: something later must be there.
+        create(client, "/snaps/later", b"later")
         wait_until(lambda: not [path for path in store.listing() if "00ff" in path], "orphans are removed", 12)
         assert client.get(f"/snaps/kept/snapshot/{token(10)}").content == b"kept at 10"
 
@@ -181,3 +183,28 @@ def test_cold_space_in_use_does_not_grow_while_streams_come_and_go(tmp_path: Pat
             client.delete(f"/churn/s{number}")
         wait_until(lambda: not names(folder, "segments"), "everything is reclaimed", 12)
         wait_until(lambda: stats(client)["cold_bytes"] == 0, "and counted so")
+
+
+def test_objects_of_others_in_the_store_are_left_alone_and_end_nothing(tmp_path: Path) -> None:
+    """Somebody's notes among the manifests: space is reclaimed all the same, and one line of the log names them."""
+    store = FolderStore(tmp_path / "store")
+    foreign = ["manifests/0000/README.txt", "manifests/0000/99-x.msgpack", "notes/0000/x", "segments/_delta_log/0.json"]
+    for path in foreign:
+        put_object(store, path, b"mine")
+    with (
+        server_on(tmp_path / "data", store, *SETTINGS) as server,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+    ):
+        client.put("/alone")
+        create(client, "/alone/deleted", b"deleted")
+        dying = flushed(client, store, set(foreign))
+        assert dying
+        client.delete("/alone/deleted")
+        wait_until_gone(store, dying)
+        assert httpx.get(f"{server.url}/readyz/local").status_code == 200
+        lines = [line for line in server.stderr().splitlines() if "not ours" in line]
+        assert len([line for line in lines if "2 objects under manifests/0000/" in line]) == 1, server.stderr()
+        metrics = httpx.get(f"{server.url}/metrics").text
+        assert "\nmillstream_background_task_failures_total{" not in metrics
+    stored = {path for folder in ("manifests", "notes", "segments") for path in names(store, folder)}
+    assert set(foreign) <= stored

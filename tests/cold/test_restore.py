@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from millstream.tiers.manifests import decode_manifest
+from millstream.tiers.manifests import decode_manifest, encode_manifest
 from support.cold import (
     ColdStore,
     FolderStore,
@@ -21,6 +22,7 @@ from support.cold import (
     read_all,
     read_object,
     run_command,
+    run_here,
     server_on,
     stats,
     token,
@@ -343,7 +345,7 @@ def test_restore_into_a_directory_in_use_is_refused(tmp_path: Path, small: Folde
 
 
 def test_restore_from_an_empty_store_says_that_there_is_nothing(tmp_path: Path, folder: FolderStore) -> None:
-    assert "nothing to restore" in restore(tmp_path / "data", folder, code=1)
+    assert "nothing to restore" in restore(tmp_path / "data", folder, code=3)
 
 
 def test_restore_without_a_segment_names_it_and_succeeds_once_it_is_back(tmp_path: Path, small: FolderStore) -> None:
@@ -385,6 +387,21 @@ def test_a_corrupt_manifest_is_reported_by_its_name(tmp_path: Path, small: Folde
     path = sorted(names(small, "manifests"))[-1]
     (small.folder / path).write_bytes(read_object(small, path)[:-7])
     assert path in restore(tmp_path / "restored", small, code=1)
+
+
+@pytest.mark.parametrize("command", [("restore",), ("restore", "--accept-loss"), ("cold", "ls"), ("cold", "verify")])
+def test_a_store_of_another_version_is_refused_as_such_and_left_as_it_is(
+    tmp_path: Path, small: FolderStore, command: tuple[str, ...]
+) -> None:
+    path = sorted(names(small, "manifests"))[-1]
+    manifest = decode_manifest(read_object(small, path), path)
+    (small.folder / path).write_bytes(encode_manifest(msgspec.structs.replace(manifest, format=99)))
+    before = small.listing()
+    code, _, errors = run_here(*command, data_dir=tmp_path / "restored", store=small)
+    assert code == 1
+    assert f"{path} was written by another version of millstream: it has format 99" in errors
+    assert "missing or damaged" not in errors
+    assert small.listing() == before
 
 
 def test_a_bucket_made_right_after_a_restore_is_flushed_by_itself(tmp_path: Path, small: FolderStore) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_port
 from support.server import ServerProcess, wait_until_healthy
 
 FOLDER = Path(__file__).parent
@@ -30,10 +30,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
             yield running.url
         return
     (tmp_path / "suite_app.py").write_text(ASGI_APP.format(data_dir=str(tmp_path / "data")))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     uvicorn = [sys.executable, "-m", "uvicorn", "suite_app:app", "--port", str(port), "--log-level", "warning"]
+    # uvicorn's own 5 s are just when Node.js stops using idle connections: on a busy machine a request meets the end.
+    uvicorn += ["--timeout-keep-alive", "75"]
     process = subprocess.Popen([*uvicorn, "--app-dir", str(tmp_path)], cwd=tmp_path)
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
+import signal
 import subprocess
 import sys
 import time
@@ -14,13 +15,17 @@ import httpx
 import pytest
 
 from millstream.client import Client
+from millstream.errors import ConfigurationError
+from millstream.server.asgi import MillstreamApp
+from support.ports import free_port
 from support.raw_http import RawConnection
 from support.server import wait_until_healthy
 
 APP = """
 from millstream.server.asgi import MillstreamApp
 
-inner = MillstreamApp({data_dir!r}, read__long_poll_timeout="200ms", read__live_readers_per_stream_max="2")
+settings = dict(read__long_poll_timeout={long_poll_timeout!r}, read__live_readers_per_stream_max="2")
+inner = MillstreamApp({data_dir!r}, **settings)
 
 async def app(scope, receive, send):
     if scope["type"] == "http" and scope["path"].startswith("/streams/"):
@@ -35,12 +40,12 @@ TEXT = {"content-type": "text/plain"}
 
 
 class Mounted:
-    def __init__(self, directory: Path, passes_lifespan: bool) -> None:
+    def __init__(self, directory: Path, passes_lifespan: bool, long_poll_timeout: str = "200ms") -> None:
         data_dir = str(directory / "data")
-        (directory / "mounted_app.py").write_text(APP.format(data_dir=data_dir, passes_lifespan=passes_lifespan))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (directory / "mounted_app.py").write_text(
+            APP.format(data_dir=data_dir, passes_lifespan=passes_lifespan, long_poll_timeout=long_poll_timeout)
+        )
+        port = free_port()
         self.origin = f"http://127.0.0.1:{port}"
         self.url = f"{self.origin}/streams"
         command = [sys.executable, "-m", "uvicorn", "mounted_app:app", "--port", str(port), "--log-level", "warning"]
@@ -116,12 +121,14 @@ def test_sse_below_a_mount_delivers_data_then_control(mounted: Mounted, client: 
     with client.stream("GET", path, params={"offset": "-1", "live": "sse"}) as live:
         assert (live.status_code, live.headers["content-type"]) == (200, "text/event-stream")
         lines = live.iter_lines()
-        assert [next(lines) for _ in range(4)] == ["event: data", "data:first", "", "event: control"]
+        place = f"id: {0:016d}_"
+        expected = [f"{place}{5:016d}", "event: data", "data:first", "", f"{place}{5:016d}", "event: control"]
+        assert [next(lines) for _ in range(6)] == expected
         assert json.loads(next(lines).removeprefix("data:"))["upToDate"] is True
         with httpx.Client(base_url=mounted.url) as writer:
             assert writer.post(path, content=b"second", headers=TEXT).status_code == 204
             assert next(lines) == ""
-            assert [next(lines) for _ in range(2)] == ["event: data", "data:second"]
+            assert [next(lines) for _ in range(3)] == [f"{place}{11:016d}", "event: data", "data:second"]
             assert writer.post(path, headers={"stream-closed": "true"}).status_code == 204
         rest = list(lines)
     assert json.loads(rest[-2].removeprefix("data:"))["streamClosed"] is True
@@ -191,3 +198,41 @@ def test_the_python_client_works_below_a_mount(mounted: Mounted) -> None:
         fork.append(["own"], close=True)
         following = fork.follow(stream.head().next_offset)
         assert [value for chunk in following for value in chunk.json()] == ["own"]
+
+
+@pytest.mark.parametrize("passes_lifespan", [True, False], ids=["with lifespan", "without lifespan"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_live_reads_end_when_the_server_is_told_to_stop(
+    tmp_path: Path, passes_lifespan: bool, number: signal.Signals
+) -> None:
+    """uvicorn waits for its connections before it tells applications to shut down."""
+    running = Mounted(tmp_path, passes_lifespan, long_poll_timeout="60s")
+    try:
+        wait_until_healthy(running.url)
+        path = "/v1/stream/mounted/live"
+        assert httpx.put(f"{running.url}{path}", headers=TEXT).status_code == 201
+        with RawConnection(running.url, seconds=20) as sse, RawConnection(running.url, seconds=20) as poll:
+            sse.send(sse.request("GET", f"/streams{path}?offset=-1&live=sse"))
+            sse._until(b"event: control", time.monotonic() + 10)
+            poll.send(poll.request("GET", f"/streams{path}?offset=-1&live=long-poll"))
+            time.sleep(0.2)  # until it waits
+            running.process.send_signal(number)
+            assert sse.rest().endswith(b"0\r\n\r\n")  # the end of a whole answer, not of a broken connection
+            assert poll.rest().startswith(b"HTTP/1.1 204 ")
+            running.process.wait(15)  # far less than what either read would have lasted
+    finally:
+        running.stop()
+    assert "Traceback" not in running.stderr_path.read_text()
+
+
+def test_a_framework_opens_and_closes_a_mounted_app_by_its_lifespan(tmp_path: Path) -> None:
+    async def run() -> None:
+        streams = MillstreamApp(tmp_path / "data")
+        async with streams.lifespan(None):
+            with pytest.raises(ConfigurationError, match="in use by another process"):
+                await MillstreamApp(tmp_path / "data").open()
+        again = MillstreamApp(tmp_path / "data")
+        await again.open()
+        await again.close()
+
+    asyncio.run(run())

@@ -22,6 +22,7 @@ import pytest
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve, Server
 from support.sse_parser import parse_events
 
 TEXT = {"content-type": "text/plain"}
@@ -70,17 +71,15 @@ class Part(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(serve: Serve) -> Server:
     # History moves to the cold tier all the while and does not stay in memory: parts come from wherever they are.
     flush = ("cold.flush_interval=200ms", "hot.keep_bytes=0")
     settings = ("read.long_poll_timeout=500ms", "read.chunk_bytes_max=64KiB", *flush)
-    with ServerProcess(tmp_path_factory.mktemp("bootstrap") / "data", settings=settings) as server:
-        yield server
-        assert "Traceback" not in server.stderr()
+    return serve(*settings)
 
 
 @pytest.fixture(scope="module")
-def client(running: ServerProcess) -> Iterator[httpx.Client]:
+def client(running: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=running.url, timeout=SECONDS) as opened:
         assert opened.put("/bootstrap").status_code == 201
         yield opened
@@ -144,7 +143,7 @@ def parsed_by_javascript(client: httpx.Client, path: str) -> tuple[dict[str, str
     return found["headers"], [Part(part["content_type"], b64decode(part["payload"])) for part in found["parts"]]
 
 
-def wait_for_flush(running: ServerProcess, client: httpx.Client) -> None:
+def wait_for_flush(running: Server, client: httpx.Client) -> None:
     """Wait until the catalog was written twice: the first may have been under way already."""
     catalog = running.data_dir / "catalog" / "data.mdb"
     deadline = time.monotonic() + SECONDS
@@ -301,20 +300,20 @@ def test_bootstrap_of_a_fork_has_the_snapshot_and_the_shared_and_own_messages(cl
     assert parsed_by_javascript(client, fork)[1] == expected
 
 
-def test_bootstrap_is_the_same_after_a_crash(running: ServerProcess, client: httpx.Client, path: str) -> None:
+def test_bootstrap_is_the_same_after_a_crash(process: ServerProcess, client: httpx.Client, path: str) -> None:
     write(client, path, BYTES, *AWKWARD)
     publish(client, path, 4, b"\x00 state", "x/y")
     before = parsed(bootstrap(client, path))
     assert before == [Part("x/y", b"\x00 state"), *[Part(BYTES["content-type"], payload) for payload in AWKWARD[2:]]]
-    running.kill()
-    running.start()
+    process.kill()
+    process.start()
     assert parsed(bootstrap(client, path)) == before
 
 
 # -- one consistent cut ------------------------------------------------------------------------------------------
 
 
-def test_bootstrap_under_appends_and_publishes_is_one_cut_and_the_tail_continues_it(running: ServerProcess) -> None:
+def test_bootstrap_under_appends_and_publishes_is_one_cut_and_the_tail_continues_it(running: Server) -> None:
     """Snapshots hold the concatenation of all before them, so that any cut can be checked byte for byte."""
 
     async def main() -> None:
@@ -371,7 +370,7 @@ def test_bootstrap_under_appends_and_publishes_is_one_cut_and_the_tail_continues
     asyncio.run(main())
 
 
-def test_slow_bootstrap_that_a_publish_overtakes_is_still_whole(running: ServerProcess, client: httpx.Client) -> None:
+def test_slow_bootstrap_that_a_publish_overtakes_is_still_whole(running: Server, client: httpx.Client) -> None:
     """The cut is the one its headers name, however late its bytes are fetched."""
     path = f"/bootstrap/slow-{next(_numbers)}"
     messages = [b"%03d" % number + bytes([number]) * 200_000 for number in range(60)]

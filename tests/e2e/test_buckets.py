@@ -15,6 +15,7 @@ import pytest
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve, Server
 
 TEXT = {"content-type": "text/plain"}
 RESERVED = ("v1", "healthz", "readyz", "metrics", "cluster", "console", "__ds")
@@ -24,15 +25,13 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(serve: Serve) -> Server:
     settings = ("read.long_poll_timeout=500ms", "cold.flush_interval=200ms")
-    with ServerProcess(tmp_path_factory.mktemp("buckets") / "data", settings=settings) as server:
-        yield server
-        assert "Traceback" not in server.stderr()
+    return serve(*settings)
 
 
 @pytest.fixture(scope="module")
-def client(running: ServerProcess) -> Iterator[httpx.Client]:
+def client(running: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=running.url, timeout=SECONDS) as opened:
         yield opened
 
@@ -77,7 +76,7 @@ def all_names(client: httpx.Client, bucket: str, limit: int, prefix: str = "") -
     raise AssertionError("the pages do not end")
 
 
-def wait_for_flush(client: httpx.Client, running: ServerProcess) -> None:
+def wait_for_flush(client: httpx.Client, running: Server) -> None:
     """Make a change, then wait until the catalog was written after it."""
     catalog = running.data_dir / "catalog" / "data.mdb"
     before = catalog.stat().st_mtime_ns if catalog.exists() else 0
@@ -119,7 +118,7 @@ def test_put_of_a_reserved_bucket_is_400(client: httpx.Client, name: str) -> Non
     ],
 )
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
-def test_bucket_name_outside_the_rules_is_400(running: ServerProcess, method: str, name: str) -> None:
+def test_bucket_name_outside_the_rules_is_400(running: Server, method: str, name: str) -> None:
     target = "/" + name.replace(" ", "%20").replace("é", "%C3%A9")
     with RawConnection(running.url) as connection:
         answer = connection.exchange(method, target)
@@ -141,7 +140,7 @@ def test_bucket_name_inside_the_rules_is_created(client: httpx.Client, name: str
 )
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_stream_name_outside_the_rules_is_refused(
-    running: ServerProcess, client: httpx.Client, bucket: str, method: str, name: str
+    running: Server, client: httpx.Client, bucket: str, method: str, name: str
 ) -> None:
     with RawConnection(running.url) as connection:
         answer = connection.exchange(method, f"/{bucket}/{name}", [("Content-Type", "text/plain")], b"x")
@@ -253,7 +252,7 @@ def test_method_without_meaning_on_a_bucket_is_405_with_allow(client: httpx.Clie
     assert client.delete(f"/{bucket}/streams").status_code == 405
 
 
-def test_creations_that_race_with_a_bucket_delete_leave_no_stream_without_a_bucket(running: ServerProcess) -> None:
+def test_creations_that_race_with_a_bucket_delete_leave_no_stream_without_a_bucket(running: Server) -> None:
     async def race() -> None:
         async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as client:
             for round_number in range(12):
@@ -362,11 +361,11 @@ def test_soft_deleted_and_expired_streams_are_not_listed(client: httpx.Client, b
 
 
 def test_listing_is_the_same_before_and_after_flushes_and_a_restart(
-    running: ServerProcess, client: httpx.Client, bucket: str
+    process: ServerProcess, client: httpx.Client, bucket: str
 ) -> None:
     created = [f"s{number:03d}" for number in range(60)]
     create(client, bucket, *created)
-    wait_for_flush(client, running)
+    wait_for_flush(client, process)
     for number in range(0, 60, 3):
         assert client.delete(f"/{bucket}/s{number:03d}").status_code == 204
     create(client, bucket, "s000", "s0005", "t")
@@ -375,20 +374,20 @@ def test_listing_is_the_same_before_and_after_flushes_and_a_restart(
     before = page(client, bucket)
     assert [stream["stream_id"] for stream in before["streams"]] == expected
     assert all_names(client, bucket, 7) == expected
-    wait_for_flush(client, running)
+    wait_for_flush(client, process)
     assert page(client, bucket) == before
     assert all_names(client, bucket, 7) == expected
-    running.kill()
-    running.start()
+    process.kill()
+    process.start()
     assert page(client, bucket) == before
     assert all_names(client, bucket, 1) == expected
-    running.stop()
-    running.start()
+    process.stop()
+    process.start()
     assert page(client, bucket) == before
     assert client.get(f"/{bucket}").json()["streams"] == len(expected)
 
 
-def test_pages_under_concurrent_creates_and_deletes_hold_every_lasting_stream_once(running: ServerProcess) -> None:
+def test_pages_under_concurrent_creates_and_deletes_hold_every_lasting_stream_once(running: Server) -> None:
     """Streams that exist all the while are in each walk exactly once, whatever comes and goes between them."""
     lasting = [f"k{number:03d}" for number in range(0, 120, 2)]
 

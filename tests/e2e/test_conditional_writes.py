@@ -11,6 +11,7 @@ import pytest
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve, Server
 
 TEXT = {"content-type": "text/plain"}
 SECONDS = 30.0
@@ -20,15 +21,13 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(serve: Serve) -> Server:
     settings = ("read.long_poll_timeout=500ms",)
-    with ServerProcess(tmp_path_factory.mktemp("conditional") / "data", settings=settings) as server:
-        yield server
-        assert "Traceback" not in server.stderr()
+    return serve(*settings)
 
 
 @pytest.fixture(scope="module")
-def client(running: ServerProcess) -> Iterator[httpx.Client]:
+def client(running: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=running.url, timeout=SECONDS) as opened:
         assert opened.put("/conditional").status_code == 201
         yield opened
@@ -75,7 +74,7 @@ async def etag_of_previous_post(client: httpx.AsyncClient, path: str, won: httpx
 
 @pytest.mark.timeout(120)
 def test_of_200_writers_with_the_same_if_match_exactly_one_wins_each_round(
-    running: ServerProcess, client: httpx.Client
+    running: Server, client: httpx.Client
 ) -> None:
     """Each round gets its ETag from another place; in between, all 200 wait at the line and start together."""
     sources: list[EtagSource] = [
@@ -110,7 +109,7 @@ def test_of_200_writers_with_the_same_if_match_exactly_one_wins_each_round(
     asyncio.run(main())
 
 
-def test_of_many_creators_with_if_none_match_exactly_one_wins(running: ServerProcess, client: httpx.Client) -> None:
+def test_of_many_creators_with_if_none_match_exactly_one_wins(running: Server, client: httpx.Client) -> None:
     async def main() -> None:
         async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as crowd:
             path = "/conditional/creators"
@@ -128,7 +127,7 @@ def test_of_many_creators_with_if_none_match_exactly_one_wins(running: ServerPro
     asyncio.run(main())
 
 
-def test_of_two_closers_with_the_same_if_match_one_closes(running: ServerProcess, client: httpx.Client) -> None:
+def test_of_two_closers_with_the_same_if_match_one_closes(running: Server, client: httpx.Client) -> None:
     async def main(path: str, etag: str) -> None:
         async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as other:
             headers = {**TEXT, "if-match": etag, "stream-closed": "true"}
@@ -312,7 +311,7 @@ def test_stream_seq_must_grow_as_text(client: httpx.Client, path: str) -> None:
     assert content(client, path) == b"start;a;b;c;"
 
 
-def test_of_many_writers_with_the_same_stream_seq_one_wins(running: ServerProcess, client: httpx.Client) -> None:
+def test_of_many_writers_with_the_same_stream_seq_one_wins(running: Server, client: httpx.Client) -> None:
     async def main(path: str) -> bytes:
         async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as other:
             expected = b""
@@ -333,10 +332,10 @@ def test_of_many_writers_with_the_same_stream_seq_one_wins(running: ServerProces
     assert client.post(path, headers={**TEXT, "stream-seq": "0002"}, content=b"x").status_code == 409
 
 
-def test_stream_seq_and_etag_survive_a_crash(running: ServerProcess, client: httpx.Client, path: str) -> None:
+def test_stream_seq_and_etag_survive_a_crash(process: ServerProcess, client: httpx.Client, path: str) -> None:
     etag = append(client, path, b"kept;", stream_seq="5").headers["etag"]
-    running.kill()
-    running.start()
+    process.kill()
+    process.start()
     assert client.head(path).headers["etag"] == etag
     assert append(client, path, b"lost", stream_seq="5").status_code == 409
     assert append(client, path, b"next;", if_match=etag, stream_seq="6").status_code == 204
@@ -344,7 +343,7 @@ def test_stream_seq_and_etag_survive_a_crash(running: ServerProcess, client: htt
 
 
 def test_pipelined_appends_with_the_same_if_match_let_only_the_first_through(
-    running: ServerProcess, client: httpx.Client, path: str
+    running: Server, client: httpx.Client, path: str
 ) -> None:
     """One write of one connection: the appends are checked while the ones before them are still in flight."""
     etag = client.head(path).headers["etag"]

@@ -17,6 +17,7 @@ import pytest
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve, Server
 from support.sse_parser import Event, parse_events
 
 TEXT = {"content-type": "text/plain"}
@@ -31,17 +32,15 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(serve: Serve) -> Server:
     # History moves to the cold tier all the while and does not stay in memory: the feed must look the same.
     flush = ("cold.flush_interval=200ms", "hot.keep_bytes=0")
     settings = ("read.long_poll_timeout=500ms", "read.sse_lifetime=5s", *flush)
-    with ServerProcess(tmp_path_factory.mktemp("feed") / "data", settings=settings) as server:
-        yield server
-        assert "Traceback" not in server.stderr()
+    return serve(*settings)
 
 
 @pytest.fixture(scope="module")
-def client(running: ServerProcess) -> Iterator[httpx.Client]:
+def client(running: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=running.url, timeout=SECONDS) as opened:
         yield opened
 
@@ -102,7 +101,7 @@ def payload(item: Item) -> bytes:
     return (item["payload"] if item["encoding"] == "text" else json.dumps(item["payload"])).encode()
 
 
-def wait_for_flush(running: ServerProcess, client: httpx.Client) -> None:
+def wait_for_flush(running: Server, client: httpx.Client) -> None:
     """Wait until the catalog was written twice: the first may have been under way already."""
     catalog = running.data_dir / "catalog" / "data.mdb"
     deadline = time.monotonic() + SECONDS
@@ -227,7 +226,7 @@ def test_recreated_stream_shows_its_new_messages_only(client: httpx.Client, buck
 
 
 def test_messages_of_a_deleted_stream_leave_the_feed_wherever_they_were(
-    running: ServerProcess, client: httpx.Client, bucket: str
+    running: Server, client: httpx.Client, bucket: str
 ) -> None:
     create(client, f"/{bucket}/cold", TEXT, b"secret")
     create(client, f"/{bucket}/kept", TEXT, b"kept")
@@ -306,7 +305,7 @@ def test_post_and_put_on_the_feed_are_405(client: httpx.Client, bucket: str) -> 
 
 
 @pytest.fixture(scope="module")
-def history(running: ServerProcess, client: httpx.Client) -> tuple[str, list[list[Item]]]:
+def history(running: Server, client: httpx.Client) -> tuple[str, list[list[Item]]]:
     """A bucket that many wrote to at once, and what each writer was told: its messages with their end offsets."""
     bucket = "history"
     assert client.put(f"/{bucket}").status_code == 201
@@ -419,7 +418,7 @@ def test_position_of_every_item_is_its_own(client: httpx.Client, bucket: str) ->
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
 def test_feed_is_the_same_after_a_restart(
-    running: ServerProcess, client: httpx.Client, history: tuple[str, list[list[Item]]], way: str
+    process: ServerProcess, client: httpx.Client, history: tuple[str, list[list[Item]]], way: str
 ) -> None:
     bucket, _ = history
     stream = f"restart-{way}"
@@ -430,14 +429,14 @@ def test_feed_is_the_same_after_a_restart(
     client.put(f"/{bucket}/{stream}/snapshot/{token(5)}", content=b"state")
     append(client, f"/{bucket}/{stream}", BYTES, b"behind the snapshot")
     # Past a flush, so that recovery does not simply replay the whole log.
-    wait_for_flush(running, client)
+    wait_for_flush(process, client)
     before = everything(client, bucket)
     middle = before[len(before) // 2]["position"]
     if way == "kill":
-        running.kill()
+        process.kill()
     else:
-        running.stop()
-    running.start()
+        process.stop()
+    process.start()
     assert everything(client, bucket) == before
     assert everything(client, bucket, after=f"0.{middle}", max_bytes=300) == before[len(before) // 2 + 1 :]
 
@@ -445,7 +444,7 @@ def test_feed_is_the_same_after_a_restart(
 # -- live --------------------------------------------------------------------------------------------------------
 
 
-def test_long_poll_wakes_for_the_next_message(running: ServerProcess, client: httpx.Client, bucket: str) -> None:
+def test_long_poll_wakes_for_the_next_message(running: Server, client: httpx.Client, bucket: str) -> None:
     create(client, f"/{bucket}/s", TEXT)
     after = page(client, bucket)[1].headers["stream-feed-token"]
     for body in (b"one", b"two"):
@@ -458,9 +457,7 @@ def test_long_poll_wakes_for_the_next_message(running: ServerProcess, client: ht
         after = answer.headers["stream-feed-token"]
 
 
-def test_long_poll_with_a_prefix_sleeps_through_the_others(
-    running: ServerProcess, client: httpx.Client, bucket: str
-) -> None:
+def test_long_poll_with_a_prefix_sleeps_through_the_others(running: Server, client: httpx.Client, bucket: str) -> None:
     create(client, f"/{bucket}/mine", TEXT)
     create(client, f"/{bucket}/other", TEXT)
     after = page(client, bucket)[1].headers["stream-feed-token"]
@@ -490,15 +487,19 @@ class Follower:
     """One SSE connection to a feed."""
 
     def __init__(self, url: str, target: str, last_event_id: str | None = None) -> None:
-        self.connection = RawConnection(url)
+        self._url, self._target = url, target
+        self.received = b""
+        self._connect(last_event_id)
+
+    def _connect(self, last_event_id: str | None) -> None:
+        self.connection = RawConnection(self._url)
         headers = [("Accept", "text/event-stream")]
         if last_event_id is not None:
             headers.append(("Last-Event-ID", last_event_id))
-        self.connection.send(self.connection.request("GET", target, headers))
+        self.connection.send(self.connection.request("GET", self._target, headers))
         status, fields = self.connection.head()
         assert (status, fields["content-type"]) == (200, "text/event-stream")
         assert "content-length" not in fields
-        self.received = b""
 
     def __enter__(self) -> Follower:
         return self
@@ -506,16 +507,24 @@ class Follower:
     def __exit__(self, *exc: object) -> None:
         self.connection.socket.close()
 
-    def until(self, items: int) -> list[Event]:
-        """The events so far, once there are that many that are not control events."""
+    def until(self, items: int, *, resumes: bool = False) -> list[Event]:
+        """The events so far, once there are that many that are not control events.
+
+        One that resumes goes on over another connection when its own has lasted as long as one may.
+        """
         deadline = time.monotonic() + SECONDS
         while True:
             events = [event for event in parse_events(self.received) if event.type != "control"]
             if len(events) >= items:
                 return events
             chunk = self.connection.chunk(deadline)
-            assert chunk is not None, "the feed ended"
-            self.received += chunk
+            if chunk is None:
+                assert resumes, "the feed ended"
+                ids = [event.id for event in parse_events(self.received) if event.id]
+                self.connection.socket.close()
+                self._connect(ids[-1] if ids else None)
+            else:
+                self.received += chunk
 
     def control(self) -> Event:
         """The first control event."""
@@ -529,7 +538,7 @@ class Follower:
             self.received += chunk
 
 
-def test_sse_brings_past_and_present_with_ids(running: ServerProcess, client: httpx.Client, bucket: str) -> None:
+def test_sse_brings_past_and_present_with_ids(running: Server, client: httpx.Client, bucket: str) -> None:
     create(client, f"/{bucket}/s", TEXT, b"past")
     with Follower(running.url, f"/{bucket}/streams/feed?live=sse") as follower:
         follower.until(2)
@@ -549,7 +558,7 @@ def test_sse_brings_past_and_present_with_ids(running: ServerProcess, client: ht
 
 @pytest.mark.parametrize("query", ["", "&after=0.1"])
 def test_sse_resumes_behind_last_event_id_as_an_event_source_does(
-    running: ServerProcess, client: httpx.Client, bucket: str, query: str
+    running: Server, client: httpx.Client, bucket: str, query: str
 ) -> None:
     """An EventSource reconnects to the URL it was given, with the id of the last event beside it: the id counts."""
     target = f"/{bucket}/streams/feed?live=sse{query}"
@@ -563,7 +572,7 @@ def test_sse_resumes_behind_last_event_id_as_an_event_source_does(
             assert follower.until(6 - index) == whole[index + 1 :]
 
 
-def test_sse_of_an_event_with_lines_keeps_its_text(running: ServerProcess, client: httpx.Client, bucket: str) -> None:
+def test_sse_of_an_event_with_lines_keeps_its_text(running: Server, client: httpx.Client, bucket: str) -> None:
     create(client, f"/{bucket}/s", TEXT, b"a\nb\r\nc\rd\n\n: not a comment\nevent: forged\n\n")
     create(client, f"/{bucket}/j", JSON, b'{\n "a":\r\n 1}')
     with Follower(running.url, f"/{bucket}/streams/feed?live=sse") as follower:
@@ -572,15 +581,13 @@ def test_sse_of_an_event_with_lines_keeps_its_text(running: ServerProcess, clien
     assert json.loads(events[3].data)["payload"] == {"a": 1}
 
 
-def test_sse_of_an_empty_bucket_says_where_it_stands(running: ServerProcess, client: httpx.Client, bucket: str) -> None:
+def test_sse_of_an_empty_bucket_says_where_it_stands(running: Server, client: httpx.Client, bucket: str) -> None:
     for query in ("", "&after=now", "&prefix=nobody"):
         with Follower(running.url, f"/{bucket}/streams/feed?live=sse{query}") as follower:
             assert json.loads(follower.control().data)["upToDate"] is True
 
 
-def test_sse_with_a_prefix_follows_matching_streams_only(
-    running: ServerProcess, client: httpx.Client, bucket: str
-) -> None:
+def test_sse_with_a_prefix_follows_matching_streams_only(running: Server, client: httpx.Client, bucket: str) -> None:
     create(client, f"/{bucket}/mine", TEXT)
     create(client, f"/{bucket}/other", TEXT)
     with Follower(running.url, f"/{bucket}/streams/feed?live=sse&prefix=mine") as follower:
@@ -594,7 +601,7 @@ def test_sse_with_a_prefix_follows_matching_streams_only(
     assert events[-1].type == "deleted"
 
 
-def test_sse_under_concurrent_writers_is_the_feed(running: ServerProcess, client: httpx.Client, bucket: str) -> None:
+def test_sse_under_concurrent_writers_is_the_feed(running: Server, client: httpx.Client, bucket: str) -> None:
     async def write() -> None:
         async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as other:
 
@@ -608,7 +615,7 @@ def test_sse_under_concurrent_writers_is_the_feed(running: ServerProcess, client
 
     with Follower(running.url, f"/{bucket}/streams/feed?live=sse") as follower:
         asyncio.run(write())
-        events = follower.until(6 * 21)
+        events = follower.until(6 * 21, resumes=True)
     assert [json.loads(event.data) for event in events] == everything(client, bucket)
 
 
@@ -628,7 +635,7 @@ def test_arrow_has_the_same_items_with_the_columns_of_a_segment(client: httpx.Cl
     create(client, f"/{bucket}/json", JSON, b'[{"a" : 1.0}, "x"]')
     client.post(f"/{bucket}/bytes", headers={"stream-closed": "true"})
     table, answer = read_arrow(client, bucket)
-    columns = "bucket stream offset_start offset_end shard position appended_at content_type payload event"
+    columns = "bucket stream offset_start offset_end shard position appended_at content_type payload event incarnation"
     assert table.schema.names == columns.split()
     assert str(table.schema.field("appended_at").type) == "timestamp[ms, tz=UTC]"
     assert table.schema.field("payload").type == arrow.binary()
@@ -665,7 +672,7 @@ def test_arrow_of_nothing_is_an_empty_stream_with_its_schema(client: httpx.Clien
     assert "payload" in table.schema.names
 
 
-def test_arrow_long_poll_wakes(running: ServerProcess, client: httpx.Client, bucket: str) -> None:
+def test_arrow_long_poll_wakes(running: Server, client: httpx.Client, bucket: str) -> None:
     create(client, f"/{bucket}/s", TEXT)
     after = page(client, bucket)[1].headers["stream-feed-token"]
     with RawConnection(running.url) as waiting:

@@ -14,6 +14,9 @@ import pytest
 from support.raw_http import Answer, ConnectionEnded, RawConnection
 from support.server import ServerProcess
 
+# What it checks is how long things take.
+pytestmark = pytest.mark.alone
+
 CONTROL = "/v1/stream/fuzz-control/kept"
 CONTROL_CONTENT = b"not one byte of this may change"
 BATCH = 500

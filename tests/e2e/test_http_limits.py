@@ -13,6 +13,9 @@ import pytest
 from support.raw_http import RawConnection
 from support.server import ServerProcess
 
+# What it checks is how long things take.
+pytestmark = pytest.mark.alone
+
 BINARY = ("Content-Type", "application/octet-stream")
 LIMIT_SECONDS = 1.0
 # The limits are looked at twice a second, on a machine that is shared.

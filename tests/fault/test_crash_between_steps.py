@@ -54,7 +54,7 @@ class Tail(threading.Thread):
         assert not self.is_alive()
         found: list[object] = []
         for event in self.received.split(b"\n\n"):
-            if event.startswith(b"event: data\ndata:"):
+            if b"\nevent: data\ndata:" in event:
                 found += json.loads(event.partition(b"\ndata:")[2])
         return found
 
@@ -65,7 +65,9 @@ def crashing(data_dir: Path, point: str, after: int = 0, segment_bytes: str = "6
         "CRASH_FILE": str(arm_of(data_dir)),
         "CRASH_AFTER": str(after),
     }
-    settings = (*SETTINGS, f"log.segment_bytes={segment_bytes}")
+    # Only where a flush is what is tried: any other writes to the log too, and would crash in an append's place.
+    flushing = () if point in FLUSH_POINTS else ("cold.flush_interval=1h",)
+    settings = (*SETTINGS, *flushing, f"log.segment_bytes={segment_bytes}")
     return ServerProcess(data_dir, settings=settings, command=LAUNCHER, environment=environment)
 
 

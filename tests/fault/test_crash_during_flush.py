@@ -30,7 +30,13 @@ from support.cold import (
 from support.crashing_flush import LAUNCHER, POINTS
 from support.server import ServerProcess
 
-FLUSHING = ("cold.flush_interval=100ms", "hot.keep_bytes=0B", "log.segment_bytes=64KiB", "cold.reclaim_grace=1s")
+FLUSHING = (
+    "cold.flush_interval=100ms",
+    "hot.keep_bytes=0B",
+    "log.segment_bytes=64KiB",
+    "cold.reclaim_grace=1s",
+    "cold.leftover_age=0s",
+)
 QUIET = ("cold.flush_interval=1h",)
 JSON = {"content-type": "application/json"}
 TEXT = {"content-type": "text/plain"}
@@ -54,11 +60,14 @@ def some_soak(point: str, is_distinct: bool, *more: object) -> Any:
     return pytest.param(point, *more, marks=() if is_distinct else pytest.mark.soak)
 
 
-def crashing(data_dir: Path, store: FolderStore, point: str, after: int = 0, *, process: bool = False) -> ServerProcess:
+def crashing(
+    data_dir: Path, store: FolderStore, point: str, after: int = 0, *more: str, process: bool = False
+) -> ServerProcess:
     environment = {"CRASH_POINT": point, "CRASH_FILE": str(armed(data_dir)), "CRASH_AFTER": str(after)}
     if process:
         environment["PROCESS_ROWS"] = "0"
-    return ServerProcess(data_dir, settings=(*store.settings, *FLUSHING), command=LAUNCHER, environment=environment)
+    settings = (*store.settings, *FLUSHING, *more)
+    return ServerProcess(data_dir, settings=settings, command=LAUNCHER, environment=environment)
 
 
 def armed(data_dir: Path) -> Path:
@@ -99,13 +108,15 @@ def produce_until_crash(client: httpx.Client, server: ServerProcess) -> dict[str
     for _ in range(20_000):
         for path in counts:
             try:
+                if path == FIRST and counts[path] == 20:
+                    armed(server.data_dir).touch()
+                    # An event, so that the next flush has every kind of object, also if the others are long cold.
+                    client.put("/crash-one/late", headers=TEXT)
                 assert produce(client, path, counts[path]) == 200
             except httpx.TransportError:
                 assert server.wait_for_exit() == 137
                 return counts
             counts[path] += 1
-            if counts[path] == 20:
-                armed(server.data_dir).touch()
     raise AssertionError("the server never reached its crash")
 
 
@@ -236,9 +247,13 @@ def test_a_flushing_process_that_gets_no_processor_is_replaced_by_one_that_compe
 def test_crash_beside_the_seal_of_the_first_flush_keeps_the_feed_from_its_beginning(tmp_path: Path, point: str) -> None:
     data_dir, store = tmp_path / "data", FolderStore(tmp_path / "cold")
     armed(data_dir).touch()
-    with crashing(data_dir, store, point) as server, httpx.Client(base_url=server.url, timeout=20) as client:
+    # All of it must be there before the first flush, however slow the machine is.
+    asked = "cold.flush_interval=1h"
+    with crashing(data_dir, store, point, 0, asked) as server, httpx.Client(base_url=server.url, timeout=20) as client:
         client.put("/crash-one")
         client.put(FIRST, headers=JSON, content=b"[1,2]")
+        with suppress(httpx.TransportError):  # it may end before it answers
+            client.post("/cluster/trigger-snapshot", json={"shard": 0})
         assert server.wait_for_exit() == 137
     expected = [("created", "json", token(0)), ("message", "json", token(1)), ("message", "json", token(2))]
     with server_on(data_dir, store, *FLUSHING) as server, httpx.Client(base_url=server.url, timeout=20) as client:
@@ -281,16 +296,16 @@ def test_after_a_crash_before_the_seal_no_two_manifests_tell_of_the_same_positio
 def test_a_machine_lost_after_a_crash_in_a_flush_is_restored_to_the_flush_before(tmp_path: Path, point: str) -> None:
     data_dir, store = tmp_path / "data", FolderStore(tmp_path / "cold")
     idle_crash(data_dir, store, point)
-    # It comes back, removes what the crash left behind, and is lost before its next flush.
+    # It comes back, and is lost before its next flush. A manifest that was not sealed tells the truth all the same.
     with server_on(data_dir, store, *QUIET) as server, httpx.Client(base_url=server.url, timeout=20) as client:
         assert client.get(FIRST).content == b"[1,2]"
-        wait_until(lambda: len(names(store, "segments")) == 1, "the orphans are gone", 10)
         server.kill()
+    expected = b"[1,2]" if point in ("after the manifest put", "before the seal") else b"[1]"
     restored = tmp_path / "restored"
     done = run_command("restore", data_dir=restored, store=store)
     assert done.returncode == 0, done.stderr
     with server_on(restored, store, *QUIET) as server, httpx.Client(base_url=server.url, timeout=20) as client:
-        assert client.get(FIRST).content == b"[1]"
+        assert client.get(FIRST).content == expected
 
 
 def test_a_half_written_file_of_a_crash_is_removed(tmp_path: Path) -> None:
@@ -306,4 +321,5 @@ def test_a_half_written_file_of_a_crash_is_removed(tmp_path: Path) -> None:
     staged.write_bytes(b"half")
     with server_on(data_dir, store, *FLUSHING) as server, httpx.Client(base_url=server.url, timeout=20) as client:
         assert client.get(FIRST).content == b"[1]"
+        client.post(FIRST, headers=JSON, content=b"[2]")  # its age is by the store's own clock
         wait_until(lambda: not staged.exists(), "the half-written file is removed", 5)

@@ -15,7 +15,7 @@ from support.cold import FolderStore, names, read_all, server_on, verified, wait
 from support.crashing_flush import COMPACTION_POINTS, LAUNCHER
 from support.server import ServerProcess
 
-FLUSHING = ("cold.flush_interval=100ms", "hot.keep_bytes=0B", "cold.reclaim_grace=0s")
+FLUSHING = ("cold.flush_interval=100ms", "hot.keep_bytes=0B", "cold.reclaim_grace=0s", "cold.leftover_age=0s")
 TEXT = {"content-type": "text/plain"}
 
 

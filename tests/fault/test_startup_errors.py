@@ -8,8 +8,13 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from millstream.clock import SystemClock
+from millstream.log.file_log import FileLog
+from millstream.streams.records import encode_batch
+from support.logs import LogDriver
 from support.server import PYTHON, ServerProcess
 
 
@@ -138,5 +143,34 @@ def test_bad_configuration_file_is_refused_with_file_key_and_value(
 def test_bad_environment_variable_is_refused_by_name(tmp_path: Path) -> None:
     said = refused(environment={"MILLSTREAM_HTTP_IDLE_TIMEOUT": "soon"}, cwd=tmp_path)
     assert "MILLSTREAM_HTTP_IDLE_TIMEOUT" in said and "soon" in said
-    said = refused(environment={"MILLSTREAM_HTTP_IDLE_TIME": "1s"}, cwd=tmp_path)
-    assert "MILLSTREAM_HTTP_IDLE_TIME" in said and "idle_timeout" in said
+
+
+def test_a_record_that_cannot_be_applied_is_named_and_set_aside_by_choice(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with ServerProcess(data, settings=("cold.flush_interval=1h",)) as server:
+        assert httpx.put(f"{server.url}/v1/stream/before", content=b"kept").status_code == 201
+        server.kill()
+    driver = LogDriver(FileLog(data / "log", SystemClock()))
+    position = driver.next
+    assert driver.append(encode_batch([msgspec.msgpack.encode([99, "of a later version"])])) is None
+    driver.log.close()
+    arguments = ("--listen", "127.0.0.1:0", "--data-dir", str(data))
+    for _ in range(2):
+        said = refused(*arguments, cwd=tmp_path)
+        assert f"position {position} of shard 0 (unreadable) cannot be applied" in said
+        assert f"millstream quarantine {position}" in said
+    assert str(position) in _millstream("doctor", "--data-dir", str(data), code=1)
+    assert "no start has been refused" in _millstream("quarantine", "--data-dir", str(data), "1", code=1)
+    assert "set aside" in _millstream("quarantine", "--data-dir", str(data), str(position))
+    with ServerProcess(data) as server:
+        assert httpx.get(f"{server.url}/v1/stream/before").content == b"kept"
+        assert httpx.put(f"{server.url}/v1/stream/after", content=b"more").status_code == 201
+    assert "set aside" in _millstream("quarantine", "--data-dir", str(data))
+    with ServerProcess(data) as server:
+        assert httpx.get(f"{server.url}/v1/stream/after").content == b"more"
+
+
+def _millstream(*arguments: str, code: int = 0) -> str:
+    run = subprocess.run([PYTHON, "-m", "millstream.cli.main", *arguments], capture_output=True, text=True, timeout=60)
+    assert run.returncode == code, run
+    return run.stdout + run.stderr

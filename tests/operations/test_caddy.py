@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from support.access import bearer, make_token
+from support.ports import free_port
 from support.server import ServerProcess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "caddy"
@@ -46,12 +46,6 @@ class Site(NamedTuple):
             if line.startswith('millstream_requests_total{method="GET",route="stream",status="200"}'):
                 return int(line.rpartition(" ")[2])
         return 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_proxies(directory: Path, server: ServerProcess, site_port: int) -> Iterator[Site]:
@@ -142,6 +136,7 @@ def test_events_come_through_as_they_happen(site: Site) -> None:
         follower = subprocess.Popen(tail, stdout=subprocess.PIPE, text=True)
         try:
             assert follower.stdout is not None
+            assert follower.stdout.readline().startswith("id: ")
             assert follower.stdout.readline() == "event: control\n"
             for number in range(5):
                 started = time.monotonic()
@@ -220,3 +215,14 @@ def test_what_needs_a_token_is_never_served_from_the_cache(tmp_path: Path) -> No
                 answer = client.get(path, params={"offset": "-1"}, headers=mine)
                 assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
             assert client.get(path, params={"offset": "-1"}).status_code == 401
+            document = "/v1/yjs/caddy/docs/plan"
+            assert client.post(document, content=b"\x02\x00\x00", headers=mine).status_code in (200, 204)
+            for _ in range(2):
+                answer = client.get(document, params={"offset": "-1"}, headers=mine)
+                assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+            assert client.get(document, params={"offset": "-1"}).status_code == 401
+            made = client.post("/v1/tokens", json={"stream": path}, headers=mine).json()["token"]
+            for _ in range(2):
+                answer = client.get(path, params={"offset": "-1", "token": made})
+                assert (answer.status_code, "x-cache" in answer.headers) == (200, False)
+            assert client.get(path, params={"offset": "-1", "token": made + "x"}).status_code == 401

@@ -48,7 +48,10 @@ async def go_away(app: Application, query: str, after_turns: int) -> None:
     request.disconnect()
 
 
-@pytest.mark.parametrize("limits", [(), ("limits.address_bytes_per_second=1GiB", "limits.address_live_max=1000")])
+@pytest.mark.parametrize(
+    "limits",
+    [(), ("limits.exempt_loopback=false", "limits.address_bytes_per_second=1GiB", "limits.address_live_max=1000")],
+)
 def test_requests_that_are_answered_or_given_up_leave_nothing_behind(tmp_path: Path, limits: tuple[str, ...]) -> None:
     async def scenario() -> None:
         settings = ("cold.flush_interval=50ms", "hot.keep_bytes=0B", "cold.cache_bytes=0B", *limits)

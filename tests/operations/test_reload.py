@@ -57,7 +57,7 @@ def test_logging_and_limits_take_effect_at_once(configured: Configured) -> None:
     assert "GET /healthz 200" in server.stderr()
     configured.reload("[http]\nbody_bytes_max = '1KiB'\n", says="level info")
     assert httpx.post(server.url + PATH, content=bytes(2000), headers=TEXT).status_code == 413
-    configured.reload("[limits]\naddress_requests_per_second = 1\nburst = '1s'\n")
+    configured.reload("[limits]\nexempt_loopback = false\naddress_requests_per_second = 1\nburst = '1s'\n")
     with RawConnection(server.url) as connection:
         connection.send(connection.request("GET", "/v1/stream/a/b") * 20)
         assert 429 in {connection.answer().status for _ in range(20)}

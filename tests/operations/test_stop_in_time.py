@@ -9,9 +9,13 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+
+# What it checks is how long things take.
+pytestmark = pytest.mark.alone
 
 TEXT = {"content-type": "text/plain"}
 PATH = "/v1/stream/stop/s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import httpx
 import pytest
 
 from support.access import Issuer, bearer, make_token
+from support.ports import free_port
+from support.raw_http import RawConnection
 from support.server import wait_until_healthy
 
 APP = """
@@ -33,9 +34,7 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
     keys = directory / "keys.json"
     keys.write_text(json.dumps(ISSUER.jwks()))
     (directory / "guarded_app.py").write_text(APP.format(data_dir=str(directory / "data"), keys=str(keys)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", "guarded_app:app", "--port", str(port), "--app-dir", str(directory)]
     with (directory / "stderr").open("w") as stderr:
         process = subprocess.Popen([*command, "--log-level", "warning"], cwd=directory, stderr=stderr)
@@ -75,3 +74,25 @@ def test_a_body_nobody_allowed_is_not_taken_in(mounted: tuple[str, str, Path]) -
     snapshot = f"{url}/team-a/s/snapshot/0000000000000000_0000000000000001"
     assert httpx.put(snapshot, content=bytes(4 << 20)).status_code == 401
     assert not any((directory / "data" / "uploads").iterdir())
+
+
+@pytest.mark.parametrize(("shows_token", "status"), [(True, 413), (False, 401)])
+def test_who_is_refused_while_still_sending_gets_the_answer(
+    mounted: tuple[str, str, Path], shows_token: bool, status: int
+) -> None:
+    url, token, _ = mounted
+    body = bytes(10 << 20)
+    fields = [("connection", "close"), ("content-type", "text/plain"), ("content-length", str(len(body)))]
+    fields += list(bearer(token).items()) if shows_token else []
+    for _ in range(5):
+        with RawConnection(url, seconds=20) as sender:
+            sender.send(sender.request("POST", PATH, fields) + body)  # all of it, before anything is read
+            assert sender.answer().status == status
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body_is_refused_without_it(mounted: tuple[str, str, Path]) -> None:
+    url, _, _ = mounted
+    with RawConnection(url, seconds=20) as sender:
+        fields = [("expect", "100-continue"), ("content-type", "text/plain"), ("content-length", "1000000")]
+        sender.send(sender.request("POST", PATH, fields))
+        assert sender.answer().status == 401

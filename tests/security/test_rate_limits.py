@@ -28,7 +28,7 @@ def statuses(url: str, count: int, **headers: str) -> list[int]:
 
 
 def test_requests_beyond_the_rate_of_an_address_get_429_and_are_served_again_later(tmp_path: Path) -> None:
-    settings = ("limits.address_requests_per_second=5", "limits.burst=1s")
+    settings = ("limits.exempt_loopback=false", "limits.address_requests_per_second=5", "limits.burst=1s")
     with ServerProcess(tmp_path / "data", settings=settings) as server:
         seen = answers(server.url, 40)
         assert {answer.status for answer in seen} == {404, 429}
@@ -41,14 +41,14 @@ def test_requests_beyond_the_rate_of_an_address_get_429_and_are_served_again_lat
 
 
 def test_an_invalid_path_counts_as_any_other(tmp_path: Path) -> None:
-    settings = ("limits.address_requests_per_second=5", "limits.burst=1s")
+    settings = ("limits.exempt_loopback=false", "limits.address_requests_per_second=5", "limits.burst=1s")
     with ServerProcess(tmp_path / "data", settings=settings) as server, RawConnection(server.url) as connection:
         connection.send(connection.request("GET", "/v1/stream/%zz") * 40)
         assert {connection.answer().status for _ in range(40)} == {400, 429}
 
 
 def test_bytes_beyond_the_rate_get_429_counting_what_is_sent_and_what_is_read(tmp_path: Path) -> None:
-    settings = ("limits.address_bytes_per_second=100KiB", "limits.burst=1s")
+    settings = ("limits.exempt_loopback=false", "limits.address_bytes_per_second=100KiB", "limits.burst=1s")
     with ServerProcess(tmp_path / "data", settings=settings) as server, httpx.Client(base_url=server.url) as client:
         body = bytes(60 << 10)
         assert client.put(PATH, headers=TEXT, content=body).status_code == 201
@@ -80,6 +80,7 @@ def test_live_reads_of_one_principal_and_of_one_address_are_bounded(tmp_path: Pa
         "auth.enabled=true",
         f"auth.tokens_file={tokens}",
         "limits.principal_live_max=2",
+        "limits.exempt_loopback=false",
         "limits.address_live_max=3",
     )
     with ServerProcess(tmp_path / "data", settings=settings) as server:
@@ -122,7 +123,8 @@ def test_a_trusted_proxy_says_who_the_client_is_and_nobody_else_does(tmp_path: P
         assert 429 in ask(60, "2001:db8::1")
         assert 429 in ask(9, "2001:db8::2")
         assert ask(2, "2001:db8:0:1::1") == [404, 404]
-    with ServerProcess(tmp_path / "wary", settings=settings[:2]) as server, RawConnection(server.url) as connection:
+    wary = (*settings[:2], "limits.exempt_loopback=false")
+    with ServerProcess(tmp_path / "wary", settings=wary) as server, RawConnection(server.url) as connection:
         for number in range(60):
             fields = [("X-Forwarded-For", f"203.0.113.{number}")]
             connection.send(connection.request("GET", "/v1/stream/limits/none", fields))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, THIS_MACHINE, PrivateTargets
 from millstream.server.webhook_delivery import ANSWER_BYTES_MAX, WebhookDelivery
 
 BODY = b'{"wake": 1}'
@@ -39,11 +40,11 @@ def with_receiver(answer: bytes, scenario: Callable[[Receiver], Coroutine[Any, A
     asyncio.run(run())
 
 
-async def outcome(url: str) -> bytes | None:
+async def outcome(url: str, allowed: PrivateTargets = THIS_MACHINE) -> bytes | None:
     """What a delivery brought back; None if it failed."""
     done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-    delivery = WebhookDelivery()
-    delivery.post(url, BODY, "signature", succeeded=done.set_result, failed=lambda: done.set_result(None))
+    delivery = WebhookDelivery(allowed)
+    delivery.post(url, BODY, "signature", succeeded=done.set_result, failed=lambda reason: done.set_result(None))
     try:
         return await asyncio.wait_for(done, 20)
     finally:
@@ -88,6 +89,61 @@ def test_a_development_name_that_resolves_elsewhere_is_not_called(monkeypatch: p
         assert await outcome(f"http://localhost:{receiver.port}/") is None
 
     with_receiver(b"", scenario)
+
+
+def test_a_receiver_on_this_machine_is_not_called_unless_that_is_allowed() -> None:
+    async def scenario(receiver: Receiver) -> None:
+        for host in ("localhost", "127.0.0.1"):
+            for scheme in ("http", "https"):
+                assert await outcome(f"{scheme}://{host}:{receiver.port}/", NO_PRIVATE_TARGETS) is None
+        assert receiver.received == []
+
+    with_receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", scenario)
+
+
+def test_a_host_that_the_operator_names_is_called_wherever_it_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(receiver: Receiver) -> None:
+        resolve_to(monkeypatch, "127.0.0.1")
+        url = f"http://hooks.internal:{receiver.port}/"
+        assert await outcome(url, PrivateTargets.parse(["hooks.internal"])) == b""
+        assert await outcome(url, NO_PRIVATE_TARGETS) is None
+        assert len(receiver.received) == 1
+
+    with_receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", scenario)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 999 What\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\xff\xfe\x00",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000,
+        b"",
+    ],
+)
+def test_whatever_is_answered_a_delivery_that_did_not_succeed_has_failed(answer: bytes) -> None:
+    async def scenario(receiver: Receiver) -> None:
+        assert await outcome(f"http://localhost:{receiver.port}/") is None
+        assert len(receiver.received) == 1
+
+    with_receiver(answer, scenario)
+
+
+@pytest.mark.parametrize("host", [f"{'a' * 64}.example.com", "a..example.com", ".example.com", "xn--.example.com"])
+def test_a_name_that_cannot_be_looked_up_is_a_failure_too(host: str) -> None:
+    assert asyncio.run(outcome(f"https://{host}/")) is None
+
+
+def test_an_interim_answer_is_passed_over() -> None:
+    async def scenario(receiver: Receiver) -> None:
+        assert await outcome(f"http://localhost:{receiver.port}/") == b"fine"
+
+    final = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
+    with_receiver(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + final, scenario)
 
 
 def test_a_redirect_is_not_followed() -> None:

@@ -51,14 +51,14 @@ def test_read_is_every_message_once_across_the_join(streams: Streams) -> None:
 def test_columns_say_where_a_message_is(streams: Streams) -> None:
     before = datetime.now(UTC)
     fill(streams, names=2, messages=3)
-    rows = sorted(read(streams.options(stream="run-1")), key=lambda row: int(row["offset"]))
+    rows = sorted(read(streams.options(stream="run-1")), key=lambda row: int(row["offset_start"]))
     at = 0
     for row in rows:
         assert row["bucket"] == streams.bucket
         assert row["content_type"] == "application/json"
-        assert (row["offset"], row["next_offset"]) == (at, at + len(row["payload"]))
+        assert (row["offset_start"], row["offset_end"]) == (at, at + len(row["payload"]))
         assert before - timedelta(seconds=1) <= row["appended_at"] <= datetime.now(UTC) + timedelta(seconds=1)
-        at = row["next_offset"]
+        at = row["offset_end"]
     assert [row["position"] for row in rows] == sorted(row["position"] for row in rows)
 
 
@@ -69,8 +69,8 @@ def test_dead_rows_do_not_appear(streams: Streams) -> None:
     streams.client.delete(f"/{streams.bucket}/run-1")
     streams.append("run-1", {"again": True})
     tail = int(streams.client.head(f"/{streams.bucket}/run-2").headers["stream-next-offset"].partition("_")[2])
-    kept = [row for row in read(streams.options(stream="run-2")) if row["next_offset"] > tail // 4]
-    cut = min(row["offset"] for row in kept)
+    kept = [row for row in read(streams.options(stream="run-2")) if row["offset_end"] > tail // 4]
+    cut = min(row["offset_start"] for row in kept)
     answer = streams.client.put(f"/{streams.bucket}/run-2/snapshot/{0:016d}_{cut:016d}", headers=TEXT, content=b"sum")
     assert answer.status_code in (200, 201, 204), answer.text
 
@@ -78,7 +78,9 @@ def test_dead_rows_do_not_appear(streams: Streams) -> None:
         found = payloads(read(streams.options()))
         assert "run-0" not in found
         assert found["run-1"] == [{"again": True}]
-        assert found["run-2"] == [json.loads(row["payload"]) for row in sorted(kept, key=lambda row: row["offset"])]
+        assert found["run-2"] == [
+            json.loads(row["payload"]) for row in sorted(kept, key=lambda row: row["offset_start"])
+        ]
         assert len(found["run-3"]) == 16
 
     check()
@@ -135,8 +137,8 @@ def test_filters_leave_exactly_what_they_should(streams: Streams) -> None:
         StringStartsWith(("stream",), "run-"),
         GreaterThan(("position",), middle),
         LessThan(("position",), middle),
-        GreaterThanOrEqual(("offset",), 60),
-        LessThan(("next_offset",), 60),
+        GreaterThanOrEqual(("offset_start",), 60),
+        LessThan(("offset_end",), 60),
         GreaterThanOrEqual(("appended_at",), moment),
         LessThan(("appended_at",), moment),
         EqualTo(("content_type",), "text/plain"),
@@ -158,7 +160,7 @@ def test_filters_prune_segments_and_row_groups(streams: Streams) -> None:
         for number in range(4):
             streams.append(f"run-{number}", *[{"text": text, "n": part} for _ in range(500)])
         streams.flush()
-    rows = read(streams.options(columns="position,appended_at,stream,offset"))
+    rows = read(streams.options(columns="position,appended_at,stream,offset_start"))
     all_groups = row_groups(reader_of(streams.options()).partitions())
     assert all_groups >= 4
     middle = sorted(row["position"] for row in rows)[len(rows) // 2]
@@ -168,7 +170,7 @@ def test_filters_prune_segments_and_row_groups(streams: Streams) -> None:
         (StringStartsWith(("stream",), "none"), 0),
         (GreaterThan(("position",), middle), all_groups // 2 + 1),
         (GreaterThan(("appended_at",), later), 0),
-        (GreaterThan(("offset",), 10**9), 0),
+        (GreaterThan(("offset_start",), 10**9), 0),
     ):
         planned = row_groups(reader_of(streams.options(), filters=[one]).partitions())
         assert planned <= groups_max, one
@@ -194,7 +196,7 @@ def test_bounds_cut_by_position_and_time(streams: Streams) -> None:
 @pytest.fixture
 def typed(spark: SparkSession) -> StructType:
     """Fields of JSON beside message columns. (Only a session can read a schema's text.)"""
-    return typed_schema("n INT, who STRING, at STRUCT<x: DOUBLE>, _corrupt_record STRING", ("stream", "offset"))
+    return typed_schema("n INT, who STRING, at STRUCT<x: DOUBLE>, _corrupt_record STRING", ("stream", "offset_start"))
 
 
 GOOD = [{"n": 1, "who": "ada", "at": {"x": 1.5}}, {"who": "joe"}, {"n": None, "more": [1]}]
@@ -203,7 +205,7 @@ BAD = [{"n": "seven", "who": "eve"}, 17, {"n": 1.5}]
 
 def test_typed_columns_from_json(streams: Streams, typed: StructType) -> None:
     streams.append("typed", *GOOD)
-    rows = sorted(read(streams.options(), typed), key=lambda row: int(row["offset"]))
+    rows = sorted(read(streams.options(), typed), key=lambda row: int(row["offset_start"]))
     assert [(row["n"], row["who"], row["at"]) for row in rows] == [
         (1, "ada", {"x": 1.5}),
         (None, "joe", None),
@@ -214,11 +216,11 @@ def test_typed_columns_from_json(streams: Streams, typed: StructType) -> None:
 
 def test_bad_records_are_kept_dropped_or_refused_by_mode(streams: Streams, typed: StructType) -> None:
     streams.append("typed", *GOOD, *BAD)
-    kept = sorted(read(streams.options(), typed), key=lambda row: int(row["offset"]))
+    kept = sorted(read(streams.options(), typed), key=lambda row: int(row["offset_start"]))
     assert [row["who"] for row in kept] == ["ada", "joe", None, "eve", None, None]
     assert [json.loads(row["_corrupt_record"]) for row in kept[3:]] == BAD
     dropped = read(streams.options(mode="dropMalformed"), typed)
-    assert [row["who"] for row in sorted(dropped, key=lambda row: int(row["offset"]))] == ["ada", "joe", None]
+    assert [row["who"] for row in sorted(dropped, key=lambda row: int(row["offset_start"]))] == ["ada", "joe", None]
     with pytest.raises(SourceError, match=r"stream 'typed' at offset .* does not fit the schema.*PERMISSIVE"):
         read(streams.options(mode="FAILFAST"), typed)
 
@@ -242,7 +244,9 @@ def test_typed_columns_of_every_type_survive_a_bad_neighbour(spark: SparkSession
         "text": {"as": "it is"},
     }
     streams.append("typed", record, {"flag": "no"})
-    rows = sorted(read(streams.options(), typed_schema(fields, ("offset",))), key=lambda row: int(row["offset"]))
+    rows = sorted(
+        read(streams.options(), typed_schema(fields, ("offset_start",))), key=lambda row: int(row["offset_start"])
+    )
     first = rows[0]
     assert (first["flag"], first["small"], first["big"], first["ratio"]) == (True, 7, 2**40, 0.5)
     assert (str(first["price"]), first["day"].isoformat(), first["raw"]) == ("12.34", "2026-01-31", b"hi")
@@ -257,7 +261,7 @@ def test_byte_streams_are_read_as_they_are(streams: Streams, typed: StructType) 
         streams.client.post(
             f"/{streams.bucket}/log", headers={"content-type": "application/octet-stream"}, content=message
         )
-    rows = sorted(read(streams.options(stream="log")), key=lambda row: int(row["offset"]))
+    rows = sorted(read(streams.options(stream="log")), key=lambda row: int(row["offset_start"]))
     assert [row["payload"] for row in rows] == [b"\x00\x01", b"plain\n", b"\xff" * 10]
     with pytest.raises(SourceError, match="'log' is of type 'application/octet-stream'"):
         read(streams.options(stream="log"), typed)
@@ -297,8 +301,8 @@ def test_through_spark(spark: SparkSession, streams: Streams) -> None:
     assert payloads(rows) == expected
     assert {type(row["payload"]) for row in rows} <= {bytes, bytearray}
     pushing = spark.read.format("millstream").options(**streams.options(pushFilters="true")).load()
-    narrow = pushing.where("stream in ('run-1', 'run-2') and offset >= 20 and appended_at > '2020-01-01'")
-    assert narrow.count() == sum(1 for row in rows if row["stream"] in ("run-1", "run-2") and row["offset"] >= 20)
+    narrow = pushing.where("stream in ('run-1', 'run-2') and offset_start >= 20 and appended_at > '2020-01-01'")
+    assert narrow.count() == sum(1 for row in rows if row["stream"] in ("run-1", "run-2") and row["offset_start"] >= 20)
     chosen = spark.read.format("millstream").options(**streams.options(prefix="run-1", startingOffsets="20")).load()
     expected_places = sorted(row["position"] for row in rows if row["stream"] == "run-1" and row["position"] >= 20)
     assert sorted(row.position for row in chosen.select("position").collect()) == expected_places
@@ -321,3 +325,19 @@ def test_a_frame_can_be_used_again_after_a_filter(spark: SparkSession, streams: 
 
 def test_count_of_an_empty_bucket_is_zero(spark: SparkSession, streams: Streams) -> None:
     assert spark.read.format("millstream").options(**streams.options()).load().count() == 0
+
+
+def test_a_bucket_that_shares_its_segment_reads_its_own_rows_only(tmp_path: Path) -> None:
+    expected = {"run-1": [{"n": 1}, {"n": 2}], "run-2": [{"n": 3}]}
+    with server_at(tmp_path / "data", "hot.keep_bytes=0B") as running, Streams(running) as streams:
+        for name, values in expected.items():
+            streams.append(name, *values)
+        for number in range(40):
+            path, json_type = f"/v1/stream/other{number}/run-1", {"content-type": "application/json"}
+            answer = streams.client.put(path, content=b'[{"n":"foreign"}]', headers=json_type)
+            assert answer.status_code == 201
+        streams.flush()
+        assert [one["bucket"] for one in streams.cold()["shards"][0]["segments"]] == [""]
+        assert "other" not in str(streams.cold()["shards"])
+        assert payloads(read(streams.options())) == expected
+        assert payloads(read(streams.options(stream="run-1"))) == {"run-1": expected["run-1"]}

@@ -37,6 +37,12 @@ REQUIRED = {"url": "http://127.0.0.1:4437", "bucket": "runs"}
         ({"mode": "LENIENT"}, "'mode' is 'LENIENT'. It takes PERMISSIVE"),
         ({"cold": "ftp://x/y"}, "'cold' is 'ftp://x/y'. It takes a folder"),
         ({"serverTimeout": "soon"}, "'serverTimeout' is 'soon'"),
+        ({"maxOffsetsPerTrigger": "5"}, "no option 'maxoffsetspertrigger'. Limit a .* 'maxRecordsPerTrigger'"),
+        ({"subscribe": "runs"}, "no option 'subscribe'. Name what to read with 'bucket'"),
+        ({"startingOffsets": "9", "endingOffsets": "8"}, "starts at position 9 and ends before 8"),
+        ({"startingOffsets": "2026-02-01", "endingOffsets": "2026-01-31"}, "Swap them"),
+        ({"startingTimestamp": "1769860800"}, "in milliseconds is in 1970. .*1769860800000 if these are seconds"),
+        ({"partitionBy": "bucket"}, "'partitionBy' is 'bucket'. It takes stream or position"),
     ],
 )
 def test_bad_read_option_names_value_and_remedy(options: dict[str, str], message: str) -> None:
@@ -48,6 +54,7 @@ def test_bad_read_option_names_value_and_remedy(options: dict[str, str], message
     ("options", "message"),
     [
         ({"txnVersion": "3"}, "'txnAppId' is missing"),
+        ({"txnAppId": "a"}, "'txnVersion' is missing"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "'txnVersion' is '-1'"),
         ({"maxAppendBytes": "0"}, "'maxAppendBytes' is '0'"),
         ({"createStreams": "yes"}, "'createStreams' is 'yes'"),

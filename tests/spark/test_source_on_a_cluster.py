@@ -46,9 +46,9 @@ query = sink.trigger(availableNow=True).start()
 query.awaitTermination()
 print([(one.batchId, one.numInputRows, one.sources[0].endOffset) for one in query.recentProgress], file=sys.stderr)
 read = spark.read.format("millstream").options(**given["options"])
-copy = read.option("prefix", "out-").option("columns", "stream,offset,payload").load()
-rows = copy.selectExpr("stream", "offset", "cast(get_json_object(cast(payload AS STRING), '$.n') AS INT) AS n")
-print(json.dumps([[row.stream, row.offset, row.n] for row in rows.collect()]))
+copy = read.option("prefix", "out-").option("columns", "stream,offset_start,payload").load()
+rows = copy.selectExpr("stream", "offset_start", "cast(get_json_object(cast(payload AS STRING), '$.n') AS INT) AS n")
+print(json.dumps([[row.stream, row.offset_start, row.n] for row in rows.collect()]))
 """.replace("% %d", f"% {TARGETS}")
 
 

@@ -34,7 +34,7 @@ live = spark.readStream.format("millstream").options(**given["options"]).option(
 live = live.option("startingOffsets", "earliest").load().selectExpr("concat('live-', stream) AS stream", "payload")
 sink = live.writeStream.format("millstream").options(**given["options"])
 query = sink.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start()
-query.awaitTermination(60)
+query.awaitTermination(240)
 try:
     spark.read.format("millstream").options(**given["options"] | {"bucket": "nowhere"}).load().count()
     refusal = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pyarrow as arrow
+import pyarrow.compute as compute
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
+from millstream.spark.ledger import is_committed, ledger_of
 from millstream.spark.options import write_options
 from millstream.spark.server import Server
 from millstream.spark.spool import Spool
@@ -141,7 +142,7 @@ def test_streams_of_bytes_get_a_message_a_row(streams: Streams) -> None:
     options = streams.options(contentType="application/octet-stream", orderBy="arrival")
     assert written(table, options).appends == 3
     assert written(table, options).repeated == 3
-    rows = sorted(read(streams.options(stream="log")), key=lambda row: int(row["offset"]))
+    rows = sorted(read(streams.options(stream="log")), key=lambda row: int(row["offset_start"]))
     assert [row["payload"] for row in rows] == [b"a\x00", b"b", b"c\xff"]
 
 
@@ -152,7 +153,7 @@ def test_refusals_name_the_stream_and_the_remedy(streams: Streams) -> None:
     with pytest.raises(SourceError, match=r"out-1' .*does not exist.*createStreams=true"):
         written(table_of(2).slice(1), streams.options(createStreams="false"))
     bad = arrow.table({"stream": ["out-2"], "payload": [b"{not json"]})
-    with pytest.raises(SourceError, match=r"out-2' takes no messages of this write: 400"):
+    with pytest.raises(SourceError, match=r"out-2' is not one JSON value"):
         written(bad, streams.options())
     streams.append("done", {"n": 1})
     streams.client.post(f"/{streams.bucket}/done", headers={**JSON, "stream-closed": "true"})
@@ -221,6 +222,7 @@ def test_write_with_the_same_transaction_is_done_once(spark: SparkSession, strea
     once = {"txnAppId": "loader", "txnVersion": "4"}
     write(frame, streams, **once)
     write(frame, streams, **once)
+    write(frame.repartition(5), streams, **once)
     found = {name: sorted(values) for name, values in numbers(streams).items()}
     assert found == {f"out-{one}": list(range(one, 200, 3)) for one in range(3)}
     with pytest.raises(PySparkException, match="higher txnVersion"):
@@ -229,8 +231,44 @@ def test_write_with_the_same_transaction_is_done_once(spark: SparkSession, strea
     assert sum(map(len, numbers(streams).values())) == 400
 
 
+def test_ledger_tells_committed_versions_and_adds_no_rows(streams: Streams) -> None:
+    options = write_options(streams.options(txnAppId="loader", txnVersion="4"))
+    older = write_options(streams.options(txnAppId="loader", txnVersion="3"))
+    another = write_options(streams.options(txnAppId="other", txnVersion="3"))
+    server = Server(options.connection)
+    try:
+        ledger = ledger_of(server, options)
+        assert ledger is not None and ledger.committed() is None
+        assert not is_committed(server, options)
+        ledger.commit(4)
+        assert is_committed(server, options) and not is_committed(server, another)
+        with pytest.raises(SourceError, match=r"has committed 4\. Give a higher txnVersion"):
+            is_committed(server, older)
+        ledger.commit(3)
+        assert ledger.committed() == 4, "a late commit of an earlier version takes nothing back"
+        assert server.feed(streams.bucket, 0, 0, "").table.filter(compute.field("event") == "message").num_rows == 0
+        assert (
+            ledger_of(server, write_options(streams.options(txnAppId="a", txnVersion="1", txnLedger="false"))) is None
+        )
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("payload", ['{"a":1},{"b":2}', "1,2", "", "{", '{"a":1}]  [', "[" * 100_000])
+def test_row_that_is_not_one_json_value_is_an_error_and_nothing_is_written(streams: Streams, payload: str) -> None:
+    table = arrow.table({"stream": ["out-0"] * 2, "payload": ['{"n":0}', payload]})
+    with pytest.raises(SourceError, match=r"a row for stream '.*/out-0' is not one JSON value"):
+        written(table, streams.options())
+    assert streams.client.head(f"/{streams.bucket}/out-0").status_code == 404
+
+
+def test_array_in_a_row_is_one_message(streams: Streams) -> None:
+    written(arrow.table({"stream": ["out-0"] * 2, "payload": ["[1,2]", " [] "]}), streams.options())
+    assert streams.messages("out-0") == [[1, 2], []]
+
+
 @pytest.fixture
-def copied(spark: SparkSession, streams: Streams, tmp_path: Path) -> Iterator[Any]:
+def copied(spark: SparkSession, streams: Streams, tmp_path: Path) -> Any:
     """A query from a bucket's streams into copies of them, started as often as a test likes."""
 
     def run() -> Any:
@@ -241,10 +279,10 @@ def copied(spark: SparkSession, streams: Streams, tmp_path: Path) -> Iterator[An
         sink = frame.writeStream.format("millstream").options(**streams.options())
         sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = sink.trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(300)
         return query
 
-    yield run
+    return run
 
 
 def test_replayed_micro_batch_is_deduplicated(copied: Any, streams: Streams, tmp_path: Path) -> None:

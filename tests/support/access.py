@@ -13,6 +13,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import NameOID
 
 from millstream.access.scopes import Scope, parse_scope
@@ -40,6 +41,10 @@ def _number(value: int) -> str:
     return b64(value.to_bytes((value.bit_length() + 7) // 8, "big"))
 
 
+def _coordinate(value: int) -> str:
+    return b64(value.to_bytes(32, "big"))
+
+
 class Issuer:
     """Signs JWTs with a key of each kind."""
 
@@ -47,15 +52,18 @@ class Issuer:
         self.secret = b"0123456789abcdef0123456789abcdef"
         self.rsa = rsa.generate_private_key(65537, 2048)
         self.ed25519 = ed25519.Ed25519PrivateKey.generate()
+        self.p256 = ec.generate_private_key(ec.SECP256R1())
 
     def jwks(self) -> dict[str, Any]:
         numbers = self.rsa.public_key().public_numbers()
         x = self.ed25519.public_key().public_bytes_raw()
+        point = self.p256.public_key().public_numbers()
         return {
             "keys": [
                 {"kty": "oct", "kid": "shared", "k": b64(self.secret)},
                 {"kty": "RSA", "kid": "rsa", "n": _number(numbers.n), "e": _number(numbers.e)},
                 {"kty": "OKP", "crv": "Ed25519", "kid": "ed", "x": b64(x)},
+                {"kty": "EC", "crv": "P-256", "kid": "p256", "x": _coordinate(point.x), "y": _coordinate(point.y)},
             ]
         }
 
@@ -69,6 +77,9 @@ class Issuer:
             return hmac.digest(self.secret, data, "sha256")
         if algorithm == "RS256":
             return self.rsa.sign(data, padding.PKCS1v15(), hashes.SHA256())
+        if algorithm == "ES256":
+            r, s = decode_dss_signature(self.p256.sign(data, ec.ECDSA(hashes.SHA256())))
+            return r.to_bytes(32, "big") + s.to_bytes(32, "big")
         return self.ed25519.sign(data)
 
     def rsa_public_pem(self) -> bytes:

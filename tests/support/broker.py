@@ -15,6 +15,7 @@ from pathlib import Path
 from millstream.clock import Clock
 from millstream.log.broker_link import BrokerLink, BrokerSettings
 from millstream.log.jetstream_log import JetStreamLog, log_names, stream_configuration
+from support.ports import free_port
 
 START_SECONDS = 20.0
 NATS_SERVER = Path(sys.executable).parent / "nats-server"
@@ -27,7 +28,7 @@ class Broker:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Broker:
@@ -68,12 +69,6 @@ def open_jetstream_log(link: BrokerLink, name: str, clock: Clock, *, window: int
     names = log_names(name, 0)
     link.wait(link.call(f"STREAM.CREATE.{names.stream}", stream_configuration(names, 1)), START_SECONDS)
     return JetStreamLog(link, names, clock, window=window)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 _shared: list[Broker] = []

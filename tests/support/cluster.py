@@ -30,6 +30,7 @@ from millstream.log.jetstream_log import log_names
 from millstream.server.run import object_store_settings
 from millstream.tiers.objects import ObjectStoreSettings
 from support.network import Network
+from support.ports import free_ports
 from support.s3 import S3Server
 
 START_SECONDS = 60.0
@@ -396,17 +397,6 @@ def _as_toml(settings: tuple[str, ...]) -> str:
         quoted = value if re.fullmatch(r"[0-9]+|true|false", value) else json.dumps(value)
         sections.setdefault(section, []).append(f"{name} = {quoted}")
     return "".join(f"[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def wait_until(

@@ -27,7 +27,7 @@ def environment(url: str | None = None, **more: str) -> dict[str, str]:
 
 
 def command_line(*arguments: str) -> list[str]:
-    return [PYTHON, "-m", "millstream.cli.main", *arguments]
+    return [PYTHON, "-m", "millstream", *arguments]
 
 
 def millstream(*arguments: str, url: str | None = None, stdin: bytes = b"", **more: str) -> Done:

@@ -27,14 +27,15 @@ def parts_of(settings: ObjectStoreSettings, group: Group) -> list[Part]:
     return [
         Part(
             settings,
-            compacted_path(group.bucket, first.first_at_ms, 0, first.first_position, secrets.token_bytes(8)),
-            group.bucket,
+            compacted_path(share.bucket, first.first_at_ms, 0, first.first_position, secrets.token_bytes(8)),
+            share.bucket,
             group.shard,
             group.sources,
             *edges,
-            group.kept_from,
+            share.kept_from,
         )
-        for edges in group.ranges()
+        for share in group.shares()
+        for edges in share.ranges()
     ]
 
 

@@ -21,6 +21,9 @@ class EvenClock:
     def now_ms(self) -> int:
         return 0
 
+    def monotonic(self) -> float:
+        return 0.0
+
     def uniform(self, low: float, high: float) -> float:
         return high
 

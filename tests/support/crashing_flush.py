@@ -2,6 +2,7 @@
 
 CRASH_POINT           where to end the process, as `kill -9` would; one of POINTS
 CRASH_FILE            the crash is armed once this file exists
+CRASH_SIGNAL          a signal to send itself there instead, such as SIGSTOP's number
 CRASH_AFTER           how many times the armed point is passed unharmed (default 0)
 MANIFESTS_PER_FULL    overrides the flusher's constant, so that a test sees full manifests soon
 FULL_PART_STREAMS     the same for the size of their parts
@@ -44,12 +45,15 @@ class Fuse:
         self._point = os.environ.get("CRASH_POINT")
         self._armed = Path(os.environ.get("CRASH_FILE", "/nonexistent"))
         self._left = int(os.environ.get("CRASH_AFTER", "0"))
+        self._signal = int(os.environ.get("CRASH_SIGNAL", "0"))
 
     def pass_by(self, point: str) -> None:
         assert point in POINTS + COMPACTION_POINTS, point
         if point == self._point and self._armed.exists():
             self._left -= 1
-            if self._left < 0:
+            if self._left < 0 and self._signal:
+                os.kill(os.getpid(), self._signal)
+            elif self._left < 0:
                 os._exit(137)
 
 

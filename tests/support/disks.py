@@ -1,4 +1,4 @@
-"""Disks that fail on purpose."""
+"""Disks that fail, wait or hurry on purpose."""
 
 from __future__ import annotations
 
@@ -37,6 +37,13 @@ class FailingDisk(Disk):
     def sync(self, descriptor: int) -> None:
         self._ask("sync")
         super().sync(descriptor)
+
+
+class QuickDisk(Disk):
+    """Does not wait for the device: for tests of thousands of records that no power failure is part of."""
+
+    def write_durably(self, descriptor: int, data: bytes, at: int) -> None:
+        self.write(descriptor, data, at)
 
 
 class HeldDisk(Disk):

@@ -15,13 +15,14 @@ class FakeClock:
 
     def __init__(self, now_ms: int = START_MS, seed: int = 7) -> None:
         self.ms = now_ms
+        self.wall_shift_ms = 0  # how far the wall clock was set ahead, or back
         self._random = Random(seed)
 
     def now_ms(self) -> int:
-        return self.ms
+        return self.ms + self.wall_shift_ms
 
     def monotonic(self) -> float:
-        return self.now_ms() / 1000
+        return self.ms / 1000
 
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)
@@ -31,6 +32,10 @@ class FakeClock:
 
     def advance(self, milliseconds: int) -> None:
         self.ms += milliseconds
+
+    def set_wall(self, milliseconds: int) -> None:
+        """Set the wall clock ahead, or back, as an operator or NTP does; nothing else notices."""
+        self.wall_shift_ms += milliseconds
 
 
 class FakeTimeLoop(asyncio.SelectorEventLoop):

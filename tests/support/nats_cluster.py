@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.authority import Authority
 from support.broker import NATS_SERVER
-from support.cluster import free_ports
+from support.ports import free_ports
 
 START_SECONDS = 30.0
 USER = "streams"

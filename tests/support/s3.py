@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import atexit
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import httpx
 import obstore
 from obstore.store import S3Store
+
+from support.ports import free_ports
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
 
 WEED = Path(sys.executable).parent / "weed"
 START_SECONDS = 60.0
@@ -31,7 +38,7 @@ class S3Server:
         self._directory = directory
         self._log = directory / "weed.log"
         self._host = host
-        self._ports = _free_ports(8)
+        self._ports = free_ports(8)
         self._process: subprocess.Popen[bytes] | None = None
         self.endpoint = f"http://{host}:{self._ports[0]}"
 
@@ -96,6 +103,16 @@ class S3Server:
             self._process.wait()
             self._process = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let it answer nothing for a while, as if the network were very slow."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def __enter__(self) -> S3Server:
         return self.start()
 
@@ -141,7 +158,7 @@ class S3Server:
         store = S3Store(
             BUCKET,
             prefix=prefix,
-            config={name: value for name, value in self.options.items() if name != "bucket"},
+            config=cast("S3Config", {name: value for name, value in self.options.items() if name != "bucket"}),
             client_options={"allow_http": True},
         )
 
@@ -149,18 +166,6 @@ class S3Server:
             return {meta["path"]: meta["size"] async for page in obstore.list(store) for meta in page}
 
         return asyncio.run(collect())
-
-
-def _free_ports(number: int) -> list[int]:
-    """Ports that were free a moment ago, all at once so that none is given twice."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 _shared: list[S3Server] = []

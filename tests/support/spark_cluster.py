@@ -19,7 +19,7 @@ from typing import Any
 import pyspark
 
 from millstream.spark.java import find_java
-from support.s3 import _free_ports
+from support.ports import free_ports
 
 START_SECONDS = 90.0
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -41,7 +41,7 @@ class SparkCluster:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._processes: list[subprocess.Popen[bytes]] = []
-        port, web = _free_ports(2)
+        port, web = free_ports(2)
         self._web = web
         self.url = f"spark://127.0.0.1:{port}"
         self._port = port

@@ -115,6 +115,6 @@ def read(options: dict[str, str], schema: StructType | None = None, filters: Ite
 def payloads(rows: Iterable[Row]) -> dict[str, list[Any]]:
     """The JSON messages of each stream, by offset."""
     found: dict[str, list[Any]] = {}
-    for row in sorted(rows, key=lambda one: (one["stream"], one["offset"])):
+    for row in sorted(rows, key=lambda one: (one["stream"], one["offset_start"])):
         found.setdefault(row["stream"], []).append(json.loads(row["payload"]))
     return found

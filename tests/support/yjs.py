@@ -46,6 +46,10 @@ class DocumentClient:
         self.url = f"{base_url}/docs/{path}"
         self.http = httpx.Client(timeout=70)
 
+    def create(self) -> DocumentClient:
+        self.http.put(self.url, headers=OCTETS).raise_for_status()
+        return self
+
     def get(self, **query: str) -> httpx.Response:
         return self.http.get(self.url, params=query)
 
@@ -62,10 +66,10 @@ class DocumentClient:
         """Where discovery leads: `-1`, or a snapshot's name."""
         answer = self.get(offset="snapshot")
         assert answer.status_code == 307, answer.text
-        return httpx.URL(answer.headers["location"]).params["offset"]
+        return str(httpx.URL(answer.headers["location"]).params["offset"])
 
     def wait_for_snapshot(self, *, other_than: str = "-1") -> str:
-        return wait_for(self.discover, lambda token: token not in ("-1", other_than))
+        return str(wait_for(self.discover, lambda token: token not in ("-1", other_than)))
 
     def load(self) -> str:
         """The text that a new reader sees: by way of the snapshot, then up to the tail."""
@@ -84,7 +88,7 @@ class DocumentClient:
         self._read_on(doc, "-1")
         return str(doc["text"])
 
-    def _read_on(self, doc: Doc, token: str) -> None:
+    def _read_on(self, doc: Doc[Text], token: str) -> None:
         while True:
             answer = self.get(offset=token)
             answer.raise_for_status()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.config import ADDRESS, COUNT, DURATION, SIZE, URL, Config, describe, load
+from millstream.config import ADDRESS, COUNT, DURATION, SIZE, URL, Config, describe, load, unknown_variables
 from millstream.errors import ConfigurationError
 
 UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
@@ -148,10 +148,49 @@ def test_an_unknown_setting_is_refused_with_the_ones_there_are() -> None:
     assert "the command line" in message
 
 
-def test_an_unknown_setting_in_the_environment_is_refused_by_variable() -> None:
-    message = refusal(environment={"MILLSTREAM_HTTP_BODY": "1"})
-    assert "MILLSTREAM_HTTP_BODY" in message
-    assert "body_bytes_max" in message
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("MILLSTREAM_SERVER_PORT", "tcp://10.96.0.12:4437", "Kubernetes sets it for a Service of that name"),
+        ("MILLSTREAM_SERVER_SERVICE_HOST", "10.96.0.12", "Kubernetes sets it for a Service of that name"),
+        ("MILLSTREAM_CLUSTER_DIR", "/tmp/cluster", "there is no such setting"),
+        ("MILLSTREAM_HTTP_BODY_BYTES", "1MiB", "did you mean 'MILLSTREAM_HTTP_BODY_BYTES_MAX'?"),
+        ("MILLSTREAM_SERVR_LISTEN", "0.0.0.0:1", "did you mean 'MILLSTREAM_SERVER_LISTEN'?"),
+    ],
+)
+def test_a_variable_that_only_looks_like_a_setting_is_named_and_changes_nothing(
+    variable: str, value: str, said: str
+) -> None:
+    assert load(None, {variable: value}, []) == Config()
+    (sentence,) = unknown_variables({variable: value, "MILLSTREAM_SERVER_LISTEN": "127.0.0.1:1"})
+    assert f"the environment variable {variable} is ignored" in sentence
+    assert said in sentence
+
+
+def test_variables_of_commands_and_of_operators_are_not_told_of() -> None:
+    assert (
+        unknown_variables({"MILLSTREAM_URL": "x", "MILLSTREAM_TOKEN": "x", "MILLSTREAM_SECRET": "x", "PATH": "x"}) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "pointer"),
+    [
+        ("server.hot_payload_backend=rocksdb", "[hot] and [log]"),
+        ("server.write_only_leader=false", "cluster.forward"),
+        ("cluster.routes=http://10.0.0.2:4437", "cluster.listen"),
+    ],
+)
+def test_a_setting_of_another_server_is_refused_with_what_does_the_same(assignment: str, pointer: str) -> None:
+    assert pointer in refusal(assignment)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("http.body_byte_max", "http.body_bytes_max"), ("htpp.body_bytes_max", "http.body_bytes_max")],
+)
+def test_a_misspelt_setting_is_refused_with_what_was_meant(written: str, meant: str) -> None:
+    assert f"did you mean {meant!r}?" in refusal(f"{written}=1")
 
 
 @pytest.mark.parametrize("key", ["htpp.body_bytes_max", "", "body_bytes_max"])

@@ -93,7 +93,7 @@ def test_a_token_for_a_prefix_reaches_the_documents_below_it_alone(guarded: Guar
 
 
 def test_too_many_requests_are_rate_limited(tmp_path: Path) -> None:
-    settings = ("limits.address_requests_per_second=1", "limits.burst=2s")
+    settings = ("limits.exempt_loopback=false", "limits.address_requests_per_second=1", "limits.burst=2s")
     with ServerProcess(tmp_path / "data", settings=settings) as server, RawConnection(server.url, seconds=20) as raw:
         raw.send(raw.request("GET", DOCUMENT + "?offset=-1", []) * 12)
         answers = [raw.answer() for _ in range(12)]

@@ -14,11 +14,12 @@ import httpx
 import pytest
 from pycrdt import Doc, Text
 
+from millstream import config as configuration
 from millstream.errors import Unauthorized
 from millstream.protocol.lib0 import frame_update, split_frames
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, yjs_error
-from millstream.server.limits import ReadLimits
+from millstream.server.limits import read_limits
 from millstream.tiers.objects import ObjectStoreSettings
 from support.application import Answer, ask
 from support.fake_time import FakeClock, run, turns
@@ -122,7 +123,7 @@ def _(given: Given) -> None:
 def _(given: Given) -> None:
     given.document.write(Typist().type("a"))
     refused(given.document.get(offset="0000000000000000_0000000000000007_snapshot"), 404, "SNAPSHOT_NOT_FOUND")
-    refused(given.document.get(offset="nonsense_snapshot"), 400, "INVALID_REQUEST")
+    refused(given.document.get(offset="nonsense_snapshot"), 404, "SNAPSHOT_NOT_FOUND")
 
 
 @row("snapshot.deleted-retry")
@@ -267,17 +268,18 @@ def _(given: Given) -> None:
 
 @row("awareness.lazy-creation")
 def _(given: Given) -> None:
-    plain = awareness_stream(given.document)
-    assert httpx.head(plain("default")).status_code == 404
-    assert given.document.get(awareness="default", offset="now").status_code == 200
+    plain = awareness_stream(given.document.create())
     assert httpx.head(plain("default")).status_code == 200
+    assert httpx.head(plain("seen")).status_code == 404
+    assert given.document.get(awareness="seen", offset="now").status_code == 200
+    assert httpx.head(plain("seen")).status_code == 200
     assert given.document.post(b"written", awareness="other").status_code == 204
     assert httpx.get(plain("other")).content == b"written"
 
 
 @row("awareness.offset-now")
 def _(given: Given) -> None:
-    given.document.post(b"old", awareness="default")
+    given.document.create().post(b"old", awareness="default")
     with subscribed(given.document, "default") as events:
         given.document.post(b"new", awareness="default")
         assert events.next_data() == b"new"
@@ -285,7 +287,7 @@ def _(given: Given) -> None:
 
 @row("awareness.write")
 def _(given: Given) -> None:
-    answer = given.document.post(b"cursor at 3", awareness="default")
+    answer = given.document.create().post(b"cursor at 3", awareness="default")
     assert (answer.status_code, answer.headers["stream-next-offset"]) == (204, offset_after(START, 11))
     answer = given.document.post(b"cursor at 4", awareness="default")
     assert answer.headers["stream-next-offset"] == offset_after(START, 22)
@@ -294,6 +296,7 @@ def _(given: Given) -> None:
 
 @row("awareness.broadcast")
 def _(given: Given) -> None:
+    given.document.create()
     with subscribed(given.document, "default") as first, subscribed(given.document, "default") as second:
         for number in range(3):
             given.document.post(b"state %d" % number, awareness="default")
@@ -304,6 +307,7 @@ def _(given: Given) -> None:
 def _(given: Given) -> None:
     async def scenario(app: Application, clock: FakeClock) -> None:
         url, hour_ms = "/v1/yjs/notes/docs/plan?awareness=default", 3_600_000
+        assert (await ask(app, "PUT", "/v1/yjs/notes/docs/plan")).status == 201
         assert (await ask(app, "POST", url, b"here")).status == 204
         clock.advance(hour_ms - 1_000)
         assert (await ask(app, "GET", f"{url}&offset=now")).status == 200  # whoever reads keeps it
@@ -320,18 +324,18 @@ def _(given: Given) -> None:
 
 @row("awareness.named-streams")
 def _(given: Given) -> None:
-    given.document.post(b"for all", awareness="default")
+    given.document.create().post(b"for all", awareness="default")
     given.document.post(b"for admins", awareness="admin")
     assert given.document.get(awareness="default", offset="-1").content == b"for all"
     assert given.document.get(awareness="admin", offset="-1").content == b"for admins"
-    elsewhere = given.open(given.new_path())
+    elsewhere = given.open(given.new_path()).create()
     assert elsewhere.get(awareness="admin", offset="-1").content == b""
 
 
 @row("awareness.default-stream")
 def _(given: Given) -> None:
     path = given.new_path()
-    with subscribed(given.open(path), "default") as events:
+    with subscribed(given.open(path).create(), "default") as events:
         client = given.node.join(given.base_url, path)  # the published provider, which names no other
         client.ask("presence", state="ada")
         wait_for(events.next_data, lambda data: b"ada" in data)
@@ -340,7 +344,7 @@ def _(given: Given) -> None:
 
 @row("awareness.sse-control-events")
 def _(given: Given) -> None:
-    with subscribed(given.document, "default") as events:
+    with subscribed(given.document.create(), "default") as events:
         first = events.next_control()
         assert first["streamNextOffset"] == START and int(first["streamCursor"]) > 0
         given.document.post(b"12345", awareness="default")
@@ -588,7 +592,8 @@ def in_process(folder: Path, scenario: Callable[[Application, FakeClock], Corout
 
     async def main() -> None:
         async with started(folder / "fake-time", clock) as driver:
-            await scenario(Application(driver.shard, ReadLimits(), ObjectStoreSettings("memory", Path(), {})), clock)
+            limits = read_limits(configuration.load(None, {}, ()))
+            await scenario(Application(driver.shard, limits, ObjectStoreSettings("memory", Path(), {})), clock)
 
     run(main(), clock)
 

@@ -36,11 +36,11 @@ def test_without_implicit_creation_everything_is_404_before_put(strict_url: str)
     update = frame_update(Typist().type("hello"))
     missing = (404, "DOCUMENT_NOT_FOUND")
     assert code(document.post(update)) == missing
-    assert code(document.post(b"x", awareness="default")) == missing
+    assert code(document.post(b"x", awareness="default")) == (404, "STREAM_NOT_FOUND")
     assert code(document.get(offset="snapshot")) == missing
     assert code(document.get(offset="-1")) == missing
     assert code(document.get(offset="-1", live="true")) == missing
-    assert code(document.get(awareness="default", offset="now", live="true")) == missing
+    assert code(document.get(awareness="default", offset="now", live="true")) == (404, "STREAM_NOT_FOUND")
     assert document.http.head(document.url).status_code == 404
     assert code(document.http.delete(document.url)) == missing
     assert document.http.put(document.url, headers=OCTETS).status_code == 201
@@ -89,18 +89,90 @@ def test_a_document_is_a_stream_in_the_bucket_of_its_service(
     assert f"awareness/{path}/default" in feed.text
 
 
-def test_deleting_a_document_takes_its_awareness_along_and_nobody_elses(document: DocumentClient) -> None:
+def test_creating_a_document_makes_its_default_awareness_stream(
+    document: DocumentClient, yjs_server: ServerProcess
+) -> None:
+    missing = document.http.delete(document.url, params={"awareness": "default"})
+    assert code(missing) == (404, "STREAM_NOT_FOUND")
+    document.create()
+    awareness = f"{yjs_server.url}/v1/stream/notes/awareness/{document.url.split('/docs/')[1]}"
+    assert httpx.head(f"{awareness}/default").headers["stream-ttl"] == "3600"
+    for method in ("HEAD", "DELETE"):
+        assert document.http.request(method, document.url, params={"awareness": "other"}).status_code == 404
+    assert httpx.head(f"{awareness}/other").status_code == 404
+    assert document.http.put(document.url, headers=OCTETS).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "token", ["_snapshot", "x_snapshot", "-1_snapshot", "now_snapshot", "1_2_3_snapshot", f"{'9' * 40}_snapshot"]
+)
+def test_a_snapshot_that_cannot_be_is_not_found(document: DocumentClient, token: str) -> None:
+    assert code(document.get(offset=token)) == (404, "SNAPSHOT_NOT_FOUND")
+    document.write(Typist().type("hello"))
+    assert code(document.get(offset=token)) == (404, "SNAPSHOT_NOT_FOUND")
+    assert code(document.get(offset=f"{START}_snapshot")) == (404, "SNAPSHOT_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/plain"}, 409),
+        ({"if-match": '"1:0"'}, 412),
+        ({"producer-id": "p", "producer-epoch": "0", "producer-seq": "3"}, 409),
+        ({"producer-id": "p", "producer-epoch": "0"}, 400),
+        ({"stream-seq": "x" * 300}, 400),
+    ],
+)
+def test_a_refused_write_makes_no_document_no_awareness_and_no_bucket(
+    yjs_server: ServerProcess, headers: dict[str, str], status: int
+) -> None:
+    service = f"refused-{status}-{len(str(headers))}"
+    document = DocumentClient(f"{yjs_server.url}/v1/yjs/{service}", "plan")
+    body = frame_update(Typist().type("hello"))
+    with document.http:
+        answer = document.http.post(document.url, content=body, headers={**OCTETS, **headers})
+        assert answer.status_code == status, answer.text
+        assert document.http.post(document.url, content=b"", headers=OCTETS).status_code == 400
+        assert document.post(b"here", awareness="default").status_code == 404
+        assert document.http.get(f"{yjs_server.url}/{service}/streams").status_code == 404
+        document.create()
+        at = {"awareness": "cursors"}
+        answer = document.http.post(document.url, params=at, content=body, headers={**OCTETS, **headers})
+        assert answer.status_code == status
+        assert document.http.head(document.url, params=at).status_code == 404
+
+
+def test_an_update_that_kills_its_reader_does_not_keep_a_document_from_its_snapshot(
+    document: DocumentClient,
+) -> None:
+    typist = Typist()
+    document.write(typist.type("before "))
+    deep = bytes([117, 1]) * 200_000 + bytes([126])
+    document.write(bytes([1, 1, 77, 0, 8, 1, 1]) + b"x" + bytes([1]) + deep + bytes([0]))
+    document.wait_for_snapshot()
+    document.write(typist.type("after"))
+    assert document.load() == "before after"
+
+
+def test_deleting_a_document_takes_its_awareness_along_and_nobody_elses(
+    document: DocumentClient, yjs_server: ServerProcess
+) -> None:
     below = f"{document.url}/below"
     document.write(Typist().type("hello"))
     for name in ("default", "admin"):
         document.post(b"here", awareness=name)
-    httpx.post(below, params={"awareness": "default"}, content=b"here", headers=OCTETS)
+    httpx.put(below, headers=OCTETS)
     assert document.http.delete(document.url).status_code == 204
-    for name in ("default", "admin"):
-        wait_for(
-            lambda name=name: document.http.head(document.url, params={"awareness": name}).status_code,
-            lambda status: status == 404,
-        )
+    # At once, all of them, and nobody brings them back.
+    for name in ("default", "admin", "never used"):
+        at = {"awareness": name}
+        answers = [document.get(**at), document.get(**at, offset="now", live="true"), document.post(b"here", **at)]
+        for answer in (*answers, document.http.delete(document.url, params=at)):
+            assert code(answer) == (404, "STREAM_NOT_FOUND")
+        assert document.http.head(document.url, params=at).status_code == 404
+    path = document.url.split("/docs/")[1]
+    plain = f"{yjs_server.url}/v1/stream/notes/awareness/{path}/admin"
+    wait_for(lambda: httpx.head(plain).status_code, lambda status: status == 404)
     assert httpx.head(below, params={"awareness": "default"}).status_code == 200
     assert document.http.head(document.url).status_code == 404
     document.write(Typist().type("anew"))
@@ -145,6 +217,7 @@ def test_a_body_that_is_not_framed_is_refused_and_nothing_of_it_stored(document:
 
 
 def test_an_awareness_stream_does_not_grow_without_end(document: DocumentClient) -> None:
+    document.create()
     piece = b"p" * (128 << 10)
     for _ in range(20):
         assert document.post(piece, awareness="default").status_code == 204

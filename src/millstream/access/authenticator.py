@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millstream.access.jwt import JwtRules, JwtVerifier, read_jwks
-from millstream.access.scopes import Principal
+from millstream.access.scopes import BY_URL, Need, Principal, Scope
 from millstream.access.token_file import PREFIX, Tokens, read_tokens
+from millstream.caches import show
 from millstream.clock import Clock
 from millstream.config import Config
 from millstream.errors import ConfigurationError, Unauthorized
@@ -44,6 +45,7 @@ class Authenticator:
         self._settings = settings
         self._clock = clock
         self._remembered: dict[bytes, Principal] = {}
+        show("tokens", self._remembered, REMEMBERED_MAX)
         self._tokens = Tokens()
         self._jwts: JwtVerifier | None = None
         self._stamps: list[_Stamp] = []
@@ -64,7 +66,8 @@ class Authenticator:
                 ) from None
             jwts = JwtVerifier(read_jwks(raw, str(settings.jwks_file)), settings.rules)
         self._settings, self._stamps = settings, stamps
-        self._tokens, self._jwts, self._remembered = tokens, jwts, {}
+        self._tokens, self._jwts = tokens, jwts
+        self._remembered.clear()
         return f"{len(tokens.entries)} tokens" + (f", {len(jwts.keys)} JWT keys" if jwts is not None else "")
 
     def has_changed(self) -> bool:
@@ -106,10 +109,19 @@ class Authenticator:
 
     def is_valid(self, principal: Principal) -> bool:
         """Whether a principal that was good still is, as far as the files tell."""
+        if principal.is_by_url:
+            kind, _, token_id = principal.key.removeprefix(BY_URL).partition(":")
+            return kind != "token" or self._allows(token_id, principal.scopes)
         kind, _, token_id = principal.key.partition(":")
         return kind != "token" or (
             token_id in self._tokens.entries and self._tokens.entries[token_id].principal == principal
         )
+
+    def _allows(self, token_id: str, scopes: tuple[Scope, ...]) -> bool:
+        """Whether a token that was good once still allows what it was used to allow others."""
+        entry = self._tokens.entries.get(token_id)
+        maker = entry.principal if entry is not None else None
+        return maker is not None and all(maker.may(Need(one.action, one.bucket, one.prefix)) for one in scopes)
 
 
 def _stamps(settings: AuthSettings) -> list[_Stamp]:

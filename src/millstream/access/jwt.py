@@ -1,42 +1,47 @@
-"""JSON Web Tokens (RFC 7519) signed with HS256, RS256 or EdDSA, verified with the keys of a JWK set.
+"""JSON Web Tokens (RFC 7519) signed with HS256, RS256, ES256 or EdDSA, verified by PyJWT with the keys of a JWK set.
 
 A key has one algorithm, fixed by its type, and a token is checked with that algorithm only: what the token's header
 says can choose among keys, never what is done with one. So neither `none` nor an RSA key used as an HMAC secret works.
+Times are compared here and not by PyJWT, which looks at the wall clock itself.
 """
 
 from __future__ import annotations
 
-import hmac
-import math
 import re
-from base64 import urlsafe_b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+import jwt
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt.types import Options
 
 from millstream.access.scopes import Principal, parse_scopes
 from millstream.errors import ConfigurationError, Unauthorized
 
 TOKEN_BYTES_MAX: Final = 8 << 10
 KEYS_MAX: Final = 1000
-HMAC_KEY_BYTES_MIN: Final = 32
-RSA_BITS: Final = (2048, 16384)
+RSA_BITS_MAX: Final = 16384
 
+# The one algorithm of a key, by its type and curve.
+_ALGORITHMS: Final = {
+    ("oct", None): "HS256",
+    ("RSA", None): "RS256",
+    ("EC", "P-256"): "ES256",
+    ("OKP", "Ed25519"): "EdDSA",
+}
+_PUBLIC_MEMBERS: Final = ("k", "n", "e", "x", "y")
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*")
-
-Verify = Callable[[bytes, bytes], bool]
-
-
-class VerificationKey(NamedTuple):
-    key_id: str | None
-    algorithm: str
-    verify: Verify
+_TIME_MAX_S: Final = 1e12
+_CLAIMS_CHECKED: Final[Options] = {
+    "verify_iss": True,
+    "verify_aud": True,
+    "verify_exp": False,
+    "verify_nbf": False,
+    "verify_iat": False,
+    "verify_sub": False,
+    "verify_jti": False,
+}
 
 
 class JwtRules(NamedTuple):
@@ -49,7 +54,7 @@ class JwtRules(NamedTuple):
 
 
 class JwtVerifier:
-    def __init__(self, keys: list[VerificationKey], rules: JwtRules) -> None:
+    def __init__(self, keys: list[jwt.PyJWK], rules: JwtRules) -> None:
         self.keys = keys
         self._rules = rules
 
@@ -57,20 +62,29 @@ class JwtVerifier:
         """Who a token says its bearer is, once its signature and its claims are good."""
         if len(token) > TOKEN_BYTES_MAX:
             raise _refused("the token is too long")
-        parts = token.split(".")
-        if len(parts) != 3:
+        if not token.isascii():
             raise _refused("the token is not a JWT")
-        header, claims, signature = _object(parts[0]), _object(parts[1]), _decoded(parts[2])
-        if "crit" in header:
-            raise _refused("the token demands an extension that is not known")
-        key = self._key(header)
-        if not key.verify(signature, f"{parts[0]}.{parts[1]}".encode()):
-            raise _refused("the token's signature does not verify")
-        return self._principal(claims, now_ms)
+        return self._principal(self._claims(token), now_ms)
 
-    def _key(self, header: Mapping[str, Any]) -> VerificationKey:
+    def _claims(self, token: str) -> Mapping[str, Any]:
+        """What a token claims, if a key of ours signed it and it is from and for whom it should be."""
+        key = self._key(_header(token))
+        try:
+            return jwt.decode(
+                token,
+                key,
+                algorithms=[key.algorithm_name],
+                options=_CLAIMS_CHECKED,
+                issuer=self._rules.issuer or None,
+                # Without an audience of ours, a token that names one is for somebody else (RFC 7519 §4.1.3).
+                audience=self._rules.audience or None,
+            )
+        except jwt.InvalidTokenError as error:
+            raise _refused(_reason(error)) from None
+
+    def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         algorithm, key_id = header.get("alg"), header.get("kid")
-        candidates = [key for key in self.keys if key.algorithm == algorithm]
+        candidates = [key for key in self.keys if key.algorithm_name == algorithm]
         if key_id is not None:
             candidates = [key for key in candidates if key.key_id == key_id]
         if len(candidates) != 1:
@@ -78,37 +92,27 @@ class JwtVerifier:
         return candidates[0]
 
     def _principal(self, claims: Mapping[str, Any], now_ms: int) -> Principal:
-        rules = self._rules
+        leeway_ms = self._rules.leeway_ms
         expires = _time(claims, "exp")
         if expires is None:
             raise _refused("the token never expires")
-        expires_at_ms = int(expires * 1000) + rules.leeway_ms
+        expires_at_ms = int(expires * 1000) + leeway_ms
         if now_ms >= expires_at_ms:
             raise _refused("the token has expired")
         starts = _time(claims, "nbf")
-        if starts is not None and now_ms < starts * 1000 - rules.leeway_ms:
+        if starts is not None and now_ms < starts * 1000 - leeway_ms:
             raise _refused("the token is not valid yet")
-        if rules.issuer and claims.get("iss") != rules.issuer:
-            raise _refused("the token's issuer is not the one expected")
-        self._check_audience(claims)
         subject, issuer = claims.get("sub"), claims.get("iss")
         if not isinstance(subject, str) or not subject or not subject.isprintable() or len(subject) > 256:
             raise _refused("the token names no subject")
-        scopes = claims.get(rules.scope_claim, "")
+        scopes = claims.get(self._rules.scope_claim, "")
         texts = scopes.split() if isinstance(scopes, str) else scopes
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise _refused("the token's scopes are neither text nor a list of texts")
         return Principal(f"jwt:{issuer}:{subject}", subject, parse_scopes(texts), expires_at_ms)
 
-    def _check_audience(self, claims: Mapping[str, Any]) -> None:
-        """A token for somebody else is refused, whether or not we have a name of our own (RFC 7519 §4.1.3)."""
-        audience = claims.get("aud")
-        audiences = audience if isinstance(audience, list) else [] if audience is None else [audience]
-        if self._rules.audience not in audiences if self._rules.audience else audiences:
-            raise _refused("the token is meant for somebody else")
 
-
-def read_jwks(raw: bytes, origin: str) -> list[VerificationKey]:
+def read_jwks(raw: bytes, origin: str) -> list[jwt.PyJWK]:
     """The keys of a JWK set (RFC 7517) that can verify; one that is malformed or weak is an error."""
     try:
         keys = msgspec.json.decode(raw)["keys"]
@@ -121,7 +125,8 @@ def read_jwks(raw: bytes, origin: str) -> list[VerificationKey]:
         if isinstance(jwk, dict) and jwk.get("use", "sig") == "sig":
             try:
                 key = _key_of(jwk)
-            except (KeyError, ValueError, TypeError, Unauthorized) as error:
+            except (KeyError, ValueError, TypeError, jwt.PyJWTError) as error:
+                # What PyJWT says may repeat the key.
                 reason = str(error) if isinstance(error, ValueError) else "a member is missing or malformed"
                 raise ConfigurationError(f"{origin}: key number {number} cannot be used: {reason}") from None
             if key is not None:
@@ -129,76 +134,58 @@ def read_jwks(raw: bytes, origin: str) -> list[VerificationKey]:
     return found
 
 
-def _key_of(jwk: dict[str, Any]) -> VerificationKey | None:
-    kind = jwk["kty"]
-    if kind == "oct":
-        algorithm, verify = "HS256", _hmac_verifier(_decoded(jwk["k"]))
-    elif kind == "RSA":
-        algorithm, verify = "RS256", _rsa_verifier(_integer(jwk["n"]), _integer(jwk["e"]))
-    elif kind == "OKP" and jwk.get("crv") == "Ed25519":
-        algorithm, verify = "EdDSA", _ed25519_verifier(_decoded(jwk["x"]))
-    else:
+def _key_of(jwk: Mapping[str, Any]) -> jwt.PyJWK | None:
+    algorithm = _ALGORITHMS.get((jwk["kty"], jwk.get("crv")))
+    if algorithm is None or jwk.get("alg", algorithm) != algorithm:
         return None  # a key for an algorithm that is not spoken here
-    if jwk.get("alg", algorithm) != algorithm:
-        return None
-    key_id = jwk.get("kid")
-    return VerificationKey(key_id if isinstance(key_id, str) else None, algorithm, verify)
+    for name in _PUBLIC_MEMBERS:
+        if _BASE64URL.fullmatch(jwk.get(name, "")) is None:
+            raise ValueError(f"its {name} is not base64url")
+    # A private key verifies with its public half.
+    key = jwt.PyJWK({name: value for name, value in jwk.items() if name != "d"}, algorithm)
+    key.Algorithm.prepare_key(key.key)
+    weakness = key.Algorithm.check_key_length(key.key)
+    if weakness is not None:
+        raise ValueError(weakness)
+    if isinstance(key.key, RSAPublicKey) and key.key.key_size > RSA_BITS_MAX:
+        raise ValueError(f"an RSA key has at most {RSA_BITS_MAX} bits")
+    return key
 
 
-def _hmac_verifier(secret: bytes) -> Verify:
-    if len(secret) < HMAC_KEY_BYTES_MIN:
-        raise ValueError(f"an HS256 key has at least {HMAC_KEY_BYTES_MIN} bytes")
-    return lambda signature, data: hmac.compare_digest(hmac.digest(secret, data, "sha256"), signature)
-
-
-def _rsa_verifier(n: int, e: int) -> Verify:
-    if not RSA_BITS[0] <= n.bit_length() <= RSA_BITS[1]:
-        raise ValueError(f"an RSA key has {RSA_BITS[0]} to {RSA_BITS[1]} bits")
-    key = RSAPublicNumbers(e, n).public_key()
-    return lambda signature, data: _is_valid(lambda: key.verify(signature, data, PKCS1v15(), SHA256()))
-
-
-def _ed25519_verifier(x: bytes) -> Verify:
-    key = Ed25519PublicKey.from_public_bytes(x)
-    return lambda signature, data: _is_valid(lambda: key.verify(signature, data))
-
-
-def _is_valid(check: Callable[[], None]) -> bool:
+def _header(token: str) -> Mapping[str, Any]:
+    encoded, _, _ = token.partition(".")
     try:
-        check()
-    except InvalidSignature:
-        return False
-    return True
-
-
-def _decoded(text: str) -> bytes:
-    """Base64url without padding, and nothing else."""
-    if _BASE64URL.fullmatch(text) is None or len(text) % 4 == 1:
-        raise _refused("the token is not base64url")
-    return urlsafe_b64decode(text + "=" * (-len(text) % 4))
-
-
-def _integer(text: str) -> int:
-    return int.from_bytes(_decoded(text), "big")
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(_decoded(text))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # The other parts are left out, since PyJWT would decode them too, and again when it verifies.
+        header = jwt.get_unverified_header(f"{encoded}..")
+    except jwt.DecodeError:
         raise _refused("the token is not a JWT") from None
-    if not isinstance(decoded, dict):
-        raise _refused("the token is not a JWT")
-    return decoded
+    except jwt.InvalidTokenError:
+        raise _refused("the token's header has a malformed key id or demands an extension that is not known") from None
+    if "crit" in header:
+        raise _refused("the token demands an extension that is not known")
+    return header
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 1e12:
+    # Not a number is not less than anything.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _TIME_MAX_S:
         raise _refused(f"the token's {name} is not a time")
     return float(value)
+
+
+def _reason(error: jwt.InvalidTokenError) -> str:
+    """Why PyJWT refused a token, in words that repeat nothing of it."""
+    missing = error.claim if isinstance(error, jwt.MissingRequiredClaimError) else None
+    if isinstance(error, jwt.InvalidSignatureError):
+        return "the token's signature does not verify"
+    if isinstance(error, jwt.InvalidIssuerError) or missing == "iss":
+        return "the token's issuer is not the one expected"
+    if isinstance(error, jwt.InvalidAudienceError) or missing == "aud":
+        return "the token is meant for somebody else"
+    return "the token is not a JWT"
 
 
 def _refused(reason: str) -> Unauthorized:

@@ -6,7 +6,6 @@ answer is known only afterwards, and the debt is waited off before the next requ
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from millstream.clock import monotonic_seconds
@@ -24,35 +23,41 @@ class Rate:
     ) -> None:
         self.per_second = per_second
         self._capacity = max(per_second * burst_seconds, 1.0)
-        self._clients_max = clients_max
+        self._generation_max = max(clients_max // 2, 1)
         self._now = now
-        # What each client has left and when that was so, least recently used first. One that is forgotten starts
-        # with a full bucket again, which it would have had anyway unless all the others came within the burst.
-        self._clients: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        # What each client has left and when that was so. Two generations: when the younger is full, the elder is
+        # forgotten. That costs nothing per use, and who was not seen for so long starts with a full bucket again, which
+        # it would have had anyway unless all the others came within the burst.
+        self._clients: dict[Hashable, list[float]] = {}
+        self._elder: dict[Hashable, list[float]] = {}
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._clients) + len(self._elder)
 
     def take(self, client: Hashable, amount: float) -> float:
         """Let a client use some if it has any left. Returns 0, or how long it must wait for that."""
         now = self._now()
-        left, since = self._clients.get(client) or (self._capacity, now)
-        left = min(left + (now - since) * self.per_second, self._capacity)
+        bucket = self._clients.get(client) or self._recall(client, now)
+        left = bucket[0] + (now - bucket[1]) * self.per_second
+        if left > self._capacity:
+            left = self._capacity
         if left <= 0:
             return -left / self.per_second + 1e-9
-        if amount:
-            self._note(client, left - amount, now)
+        bucket[0] = left - amount
+        bucket[1] = now
         return 0.0
 
     def spend(self, client: Hashable, amount: float) -> None:
         """Note what a client has used already, also if it had less."""
         if self.per_second and amount:
             now = self._now()
-            left, since = self._clients.get(client) or (self._capacity, now)
-            self._note(client, min(left + (now - since) * self.per_second, self._capacity) - amount, now)
+            bucket = self._clients.get(client) or self._recall(client, now)
+            bucket[0] = min(bucket[0] + (now - bucket[1]) * self.per_second, self._capacity) - amount
+            bucket[1] = now
 
-    def _note(self, client: Hashable, left: float, now: float) -> None:
-        self._clients[client] = (left, now)
-        self._clients.move_to_end(client)
-        if len(self._clients) > self._clients_max:
-            self._clients.popitem(last=False)
+    def _recall(self, client: Hashable, now: float) -> list[float]:
+        bucket = self._elder.pop(client, None) or [self._capacity, now]
+        if len(self._clients) >= self._generation_max:
+            self._elder, self._clients = self._clients, {}
+        self._clients[client] = bucket
+        return bucket

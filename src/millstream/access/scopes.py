@@ -10,8 +10,11 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from millstream.access.url_tokens import UrlGrant
+
 ACTIONS: Final = ("read", "write", "admin")
 EVERY_BUCKET: Final = "*"
+BY_URL: Final = "url:"
 
 _SCOPE: Final = re.compile(r"(read|write|admin):([^/\s]+)(?:/(\S*))?")
 
@@ -54,8 +57,19 @@ class Principal(NamedTuple):
     def may(self, need: Need) -> bool:
         return any(scope.covers(need) for scope in self.scopes)
 
+    @property
+    def is_by_url(self) -> bool:
+        """Whether this is somebody who has shown a token in a URL."""
+        return self.key.startswith(BY_URL)
+
     def is_expired(self, now_ms: int) -> bool:
         return self.expires_at_ms is not None and now_ms >= self.expires_at_ms
+
+
+def principal_by_url(grant: UrlGrant) -> Principal:
+    """Who shows a token in a URL: all of one maker count as one. Its scope says what its maker must be allowed."""
+    scope = Scope("read", grant.bucket, grant.stream)
+    return Principal(f"{BY_URL}{grant.maker}", f"a URL of {grant.maker}", (scope,), grant.expires_at_ms)
 
 
 def parse_scope(text: str) -> Scope | None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from jwt import PyJWK
 
 from millstream.access.authenticator import auth_settings, tokens_path
-from millstream.access.jwt import VerificationKey, read_jwks
+from millstream.access.jwt import read_jwks
 from millstream.access.token_file import read_tokens
 from millstream.cli.findings import Finding, counted
 from millstream.clock import Clock
@@ -124,18 +125,18 @@ def access(config: Config, clock: Clock) -> Iterator[Finding]:
     else:
         yield Finding(name, "ok", message)
     yield from _kept_private(name, "the token file", tokens_path(config))
-    if settings.jwks_file is not None and any(key.algorithm == "HS256" for key in keys):
+    if settings.jwks_file is not None and any(key.algorithm_name == "HS256" for key in keys):
         yield from _kept_private(name, "auth.jwks_file, which has a shared secret,", settings.jwks_file)
 
 
-def _keys(path: Path | None) -> list[VerificationKey]:
+def _keys(path: Path | None) -> list[PyJWK]:
     if path is None:
         return []
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"the key file {path} cannot be read: {error.strerror}") from None
-    return list(read_jwks(raw, str(path)))
+    return read_jwks(raw, str(path))
 
 
 def _kept_private(name: str, what: str, path: Path) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from millstream.cli.options import print_json
+from millstream.cli.parser import Parser
 from millstream.cli.remote import add_action, connect, print_fields, with_hint
 from millstream.cli.times import utc
 from millstream.client import Conflict, FeedItem, NotFound
@@ -17,8 +18,12 @@ from millstream.protocol.content_types import is_json, is_text
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser("buckets", help="create, inspect, follow and delete buckets")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser: Parser = commands.add_parser(
+        "buckets",
+        help="create, inspect, follow and delete buckets",
+        description="Buckets from the command line: each holds streams, and has a feed of all that happens in them.",
+    )
+    actions = parser.add_actions("action", "ACTION")
 
     add_action(actions, "ls", _ls, "list the buckets there are", "millstream buckets ls")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import shutil
@@ -21,13 +20,19 @@ from pathlib import Path
 from typing import Final
 
 from millstream.cli.access_checks import access, certificate, exposure
+from millstream.cli.cluster_checks import cluster
 from millstream.cli.findings import Finding, Level, date
-from millstream.cli.options import human_bytes
+from millstream.cli.locks import holder_of
+from millstream.cli.store_checks import store_owner
 from millstream.client import Client, ClientError
 from millstream.clock import Clock
 from millstream.config import Config
+from millstream.descriptors import Descriptor
 from millstream.errors import MillstreamError
 from millstream.server.run import object_store_settings
+from millstream.shard.quarantine import REFUSED, SET_ASIDE, how_to_set_aside, read_all
+from millstream.sizes import human_bytes
+from millstream.tiers.catalog_tables import check_stored_format
 from millstream.tiers.objects import open_objects
 
 DISK_FREE_BYTES_MIN: Final = 1 << 30
@@ -44,9 +49,11 @@ VOLATILE: Final = ("tmpfs", "ramfs")
 def run_checks(config: Config, clock: Clock) -> Iterator[Finding]:
     for check in (
         _data_directory,
+        log_records,
         _disk,
         _durability,
         _object_store,
+        store_owner,
         _clock,
         _descriptors,
         _memory,
@@ -54,6 +61,7 @@ def run_checks(config: Config, clock: Clock) -> Iterator[Finding]:
         certificate,
         access,
         _port,
+        cluster,
     ):
         yield from check(config, clock)
 
@@ -80,28 +88,39 @@ def _data_directory(config: Config, clock: Clock) -> Iterator[Finding]:
         message = f"{place} cannot be written: {error.strerror}"
         yield Finding(name, "problem", message, "give the server's user write access, or choose another one")
         return
-    holder = _holder(path / "lock")
+    holder = holder_of(path / "lock")
     if holder is not None:
         yield Finding(name, "ok", f"{path} is in use by process {holder}")
     elif path.exists():
-        yield Finding(name, "ok", f"{path} is writable and not in use")
+        refused = list(_refused_catalogs(path))
+        yield from refused or (Finding(name, "ok", f"{path} is writable and not in use"),)
     else:
         yield Finding(name, "ok", f"{path} does not exist yet and can be made")
 
 
-def _holder(lock: Path) -> str | None:
-    """Which process holds the data directory, if one does."""
+def _refused_catalogs(path: Path) -> Iterator[Finding]:
+    """Catalogs that a start refuses: damaged, or another version's."""
+    for catalog in (path / "catalog", *sorted(path.glob("shards/*/catalog"))):
+        try:
+            check_stored_format(catalog)
+        except MillstreamError as error:
+            yield Finding("data directory", "problem", error.message, error.hint)
+
+
+def log_records(config: Config, clock: Clock) -> Iterator[Finding]:
+    """Records of the log that could not be applied, and those that were set aside for that."""
+    name, directory = "log records", config.server.data_dir / "quarantine"
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-    finally:
-        os.close(descriptor)
-    return None
+        refused, aside = read_all(directory, REFUSED), read_all(directory, SET_ASIDE)
+    except (MillstreamError, OSError) as error:
+        yield Finding(name, "problem", str(error), "restore the directory from a copy")
+        return
+    for one in refused:
+        message = f"position {one.position} of shard {one.shard} ({one.type}) could not be applied: {one.reason}"
+        yield Finding(name, "problem", message, how_to_set_aside(one))
+    if aside:
+        positions = ", ".join(f"{one.position} (shard {one.shard}, {one.type})" for one in aside)
+        yield Finding(name, "warning", f"set aside, and missing from the data: {positions}", f"they are in {directory}")
 
 
 class _Probe:
@@ -109,19 +128,19 @@ class _Probe:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._path = folder / f"doctor-{clock.random_bytes(8).hex()}.probe"
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = Descriptor(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
     def write(self, data: bytes) -> None:
-        os.write(self._descriptor, data)
+        os.write(self._file.number, data)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        os.fdatasync(self._file.number)
 
     def __enter__(self) -> _Probe:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._descriptor)
+        self._file.close()
         self._path.unlink()
 
 

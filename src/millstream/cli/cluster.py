@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, Final, TypeVar
 
 from millstream.cli.options import print_json, print_table
+from millstream.cli.parser import Parser
 from millstream.cli.remote import add_connection, connect
+from millstream.cli.terminal import Style
 from millstream.client import NotFound, calls
 from millstream.client.conversation import Call
 from millstream.errors import MillstreamError, Unavailable
@@ -18,26 +21,28 @@ T = TypeVar("T")
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         "cluster",
         help="look after a cluster: status, transfer, add, remove, drain",
         description="Look after a running cluster, through any of its nodes.",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_actions("action", "ACTION")
     status = _action(actions, "status", "who is there, who leads what, and how far each shard has come")
     status.set_defaults(run=_status)
     transfer = _action(actions, "transfer", "move leadership to another node")
-    transfer.add_argument("--shard", type=int, metavar="N", help="only this shard (default: all that its leader leads)")
-    transfer.add_argument("--to", type=int, metavar="NODE", help="the node to take over (default: whoever leads least)")
+    transfer.add_argument("--shard", type=_number, metavar="N", help="only this shard (default: all of its leader)")
+    transfer.add_argument("--to", type=_number, metavar="NODE", help="who takes over (default: whoever leads least)")
     transfer.set_defaults(run=_transfer)
     add = _action(actions, "add", "let a node lead (again), and wait until it can: one that is new or was drained")
-    add.add_argument("node", type=int, metavar="NODE", help="its server.node_id")
+    add.add_argument("node", type=_number, metavar="NODE", help="its server.node_id")
     add.set_defaults(run=lambda options: _member(options, "active"))
-    drain = _action(actions, "drain", "let a node lead nothing any more; it goes on following")
-    drain.add_argument("node", type=int, metavar="NODE", help="its server.node_id")
+    drain = _action(
+        actions, "drain", "let a node lead nothing, and wait until others lead what it led; it goes on following"
+    )
+    drain.add_argument("node", type=_number, metavar="NODE", help="its server.node_id")
     drain.set_defaults(run=lambda options: _member(options, "draining"))
     remove = _action(actions, "remove", "drain a node, move its replicas to others, and let it go")
-    remove.add_argument("node", type=int, metavar="NODE", help="its server.node_id")
+    remove.add_argument("node", type=_number, metavar="NODE", help="its server.node_id")
     remove.set_defaults(run=lambda options: _member(options, "removed"))
 
 
@@ -47,11 +52,19 @@ def _action(actions: Any, name: str, help_text: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _number(value: str) -> int:
+    if not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number; `millstream cluster status` shows them")
+    return int(value)
+
+
 def _call(options: argparse.Namespace, call: Call[T], url: str | None = None) -> T:
     with connect(options, url) as client:
         try:
             return client.call(call)
-        except NotFound:
+        except NotFound as error:
+            if error.code == "node_not_found":
+                raise
             raise MillstreamError(
                 f"{client.url} is not a node of a cluster",
                 hint="name one with --url; a server becomes one by cluster.name in its configuration",
@@ -63,8 +76,12 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         print_json(status)
         return 0 if status["ready"] else 1
-    word = "ready" if status["ready"] else "not ready"
-    print(f"cluster {status['cluster']}, seen from node {status['node_id']}: {word}")
+    style = Style(sys.stdout)
+    down = [f"node {member['node_id']}" for member in status["members"] if not member.get("up", True)]
+    word = style.green("ready") if status["ready"] else style.red("not ready")
+    missing = style.red(f", but {' and '.join(down)} {'is' if len(down) == 1 else 'are'} down") if down else ""
+    name = f"cluster {status['cluster']}" if status["cluster"] else "a single server, no cluster"
+    print(f"{name}, seen from node {status['node_id']}: {word}{missing}")
     for reason in status["missing"]:
         print(f"  {reason}")
     print()
@@ -74,7 +91,7 @@ def _status(options: argparse.Namespace) -> int:
             (
                 member["node_id"],
                 member["advertise"],
-                member["state"],
+                member["state"] if member.get("up", True) else "down",
                 "yes" if member["ready"] else "no",
                 ", ".join(map(str, member["leads"])) or "-",
             )
@@ -123,8 +140,8 @@ def _member(options: argparse.Namespace, state: str) -> int:
         print_json(answer)
     else:
         words = {
-            "active": "can lead",
-            "draining": "leads nothing any more",
+            "active": "can lead" if answer["up"] else "can lead when it is up; it is down now",
+            "draining": "leads nothing any more; others lead what it led",
             "removed": "is no longer part of the cluster",
         }
         print(f"node {options.node} {words[state]}")

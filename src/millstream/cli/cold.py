@@ -7,7 +7,7 @@ import asyncio
 import sys
 import tempfile
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +15,64 @@ from millstream.cli.findings import counted
 from millstream.cli.options import (
     add_configuration,
     add_json,
-    human_bytes,
     load_configuration,
     print_json,
     print_table,
 )
+from millstream.cli.parser import Parser
 from millstream.cli.progress import Progress
 from millstream.config import Config
-from millstream.errors import ConfigurationError, MillstreamError
+from millstream.errors import MillstreamError, NotFound
 from millstream.server.run import object_store_settings
-from millstream.shard.restore import chains_of, cold_view, live_objects, live_segments
-from millstream.streams.records import SegmentRef
+from millstream.shard.restore import (
+    chains_of,
+    cold_view,
+    find_hole,
+    find_manifests,
+    live_objects,
+    live_segments,
+)
+from millstream.sizes import human_bytes
+from millstream.streams.records import SegmentRef, SnapshotRef
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.objects import open_objects
+from millstream.tiers.inspection import what_it_holds
+from millstream.tiers.manifests import decode_notes
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
 from millstream.tiers.segments import decode_footer, decode_row_group, row_group_range
+from millstream.tiers.stored_names import stored_shards
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         "cold",
         help="look at the cold tier",
         description="Look at the cold tier, from the object store itself; no server need run.",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_actions("action", "ACTION")
     for name, action, explanation in (
-        ("ls", _ls, "list the segments"),
+        ("ls", _ls, "list the segments in force: without those that a compaction has replaced"),
         ("stats", _stats, "add up segments, messages and bytes by bucket"),
-        ("verify", _verify, "read every segment and check it; exit code 1 if something is wrong"),
+        ("verify", _verify, "read every object and check it; exit code 1 if something is wrong"),
     ):
         one = actions.add_parser(name, help=explanation, description=f"{explanation.capitalize()}.")
         add_configuration(one)
         add_json(one)
+        if name == "ls":
+            one.add_argument(
+                "--paths",
+                action="store_true",
+                help="only where each segment in force is, one a line, for DuckDB and others that read the files",
+            )
         one.set_defaults(run=lambda options, action=action: asyncio.run(action(options)))
 
 
 async def _open(config: Config) -> AsyncIterator[ColdTier]:
     settings = object_store_settings(config)
+    if settings.backend == "memory":
+        raise NotFound("the cold tier is in the server's memory", hint="cold.backend names one that can be looked at")
     if settings.backend == "fs" and not settings.path.is_dir():
-        raise ConfigurationError(
-            f"there is no cold tier in {settings.path}", hint="name it with --data-dir or cold.path"
-        )
+        raise NotFound(f"there is no cold tier in {settings.path}", hint="name it with --data-dir or cold.path")
     with tempfile.TemporaryDirectory() as scratch:
         catalog = Catalog(Path(scratch))
         cold = ColdTier(open_objects(settings), catalog, 32 << 20)
@@ -78,10 +95,26 @@ def _row(segment: SegmentRef) -> dict[str, object]:
     }
 
 
+def _location(settings: ObjectStoreSettings, path: str) -> str:
+    """Where an object is, as programs that know nothing of this server name it."""
+    if settings.backend == "fs":
+        return str(settings.path / path)
+    scheme, holder = {"s3": ("s3", "bucket"), "gcs": ("gs", "bucket"), "azure": ("az", "container")}[settings.backend]
+    prefix = "" if settings.path == Path() else f"{str(settings.path).strip('/')}/"
+    return f"{scheme}://{settings.options[holder]}/{prefix}{path}"
+
+
 async def _ls(options: argparse.Namespace) -> int:
-    async for cold in _open(load_configuration(options)):
+    config = load_configuration(options)
+    async for cold in _open(config):
         segments = await live_segments(cold, await chains_of(cold))
-        if options.json:
+        if options.paths:
+            paths = [_location(object_store_settings(config), segment.path) for segment in segments]
+            if options.json:
+                print_json(paths)
+            else:
+                sys.stdout.writelines(f"{path}\n" for path in paths)
+        elif options.json:
             print_json([_row(segment) for segment in segments])
         else:
             headings = ("messages", "payload", "size", "positions", "path")
@@ -103,7 +136,7 @@ async def _stats(options: argparse.Namespace) -> int:
     async for cold in _open(load_configuration(options)):
         totals: dict[str, list[int]] = {}
         for segment in await live_segments(cold, await chains_of(cold)):
-            total = totals.setdefault(segment.bucket, [0, 0, 0, 0])
+            total = totals.setdefault(segment.bucket or "(shared)", [0, 0, 0, 0])
             for index, value in enumerate((1, segment.rows, segment.payload_bytes, segment.size)):
                 total[index] += value
         names = ("segments", "messages", "payload_bytes", "size")
@@ -120,44 +153,79 @@ async def _stats(options: argparse.Namespace) -> int:
 
 async def _verify(options: argparse.Namespace) -> int:
     problems: list[dict[str, str]] = []
+    notes: list[dict[str, str]] = []
     checked = 0
-    async for cold in _open(load_configuration(options)):
-        view = await cold_view(cold, await chains_of(cold))
+    config = load_configuration(options)
+    async for cold in _open(config):
+        chains = []
+        for shard in await stored_shards(cold.objects):
+            found = await find_manifests(cold, shard)
+            hole = await find_hole(cold, found)
+            if hole is not None:
+                problems.append({"path": hole.manifests[0], "problem": hole.describe()})
+            elif found.damaged:
+                problems += [{"path": path, "problem": "the manifest is damaged"} for path in sorted(found.damaged)]
+            chains += found.chain.heads
+        view = await cold_view(cold, chains)
         segments = list(view.segments.values())
         # Replaced by compaction, and kept for a while for those who still read them.
-        known = view.segments.keys() | view.retired
-        async for entry in cold.objects.list("segments/"):
-            if entry.path not in known:
-                problems.append({"path": entry.path, "problem": "no manifest names this object"})
-        others = await live_objects(cold, await chains_of(cold))
-        with Progress("verifying", len(segments) + len(others)) as progress:
-            for path in sorted(others):
+        old, young = await _leftovers(cold, view.segments.keys() | view.retired, config.cold.leftover_age)
+        problems += [{"path": path, "problem": "no manifest names this object, and it is old"} for path in old]
+        notes += [{"path": path, "note": "no manifest names this object (yet)"} for path in young]
+        needed, snapshots = await live_objects(cold, chains)
+        work = [(path, _check_notes(cold, path)) for path in sorted(needed)]
+        work += [(f"snapshots/{one.blob}", _check_snapshot(cold, one)) for one in snapshots]
+        work += [(segment.path, _check(cold, segment)) for segment in segments]
+        with Progress("verifying", len(work)) as progress:
+            for path, check in work:
                 try:
-                    await cold.objects.head(path)
+                    await check
                 except MillstreamError as error:
                     problems.append({"path": path, "problem": error.message})
                 progress.advance()
-            for segment in segments:
-                try:
-                    await _check(cold, segment)
-                except MillstreamError as error:
-                    problems.append({"path": segment.path, "problem": error.message})
-                checked += 1
-                progress.advance()
+        checked = len(segments)
     if options.json:
-        print_json({"checked": checked, "problems": problems})
+        print_json({"checked": checked, "problems": problems, "notes": notes})
     else:
-        for found in problems:
-            print(f"{found['path']}: {found['problem']}", file=sys.stderr)
+        for one in problems:
+            print(f"{one['path']}: {one['problem']}", file=sys.stderr)
+        if notes:
+            print(f"{counted(len(notes), 'object')} of a flush under way, or left by a crash: a server tidies them up")
         print(f"checked {counted(checked, 'segment')}, {counted(len(problems), 'problem')}")
     return 1 if problems else 0
+
+
+async def _leftovers(cold: ColdTier, known: Container[str], age_seconds: float) -> tuple[list[str], list[str]]:
+    """The segments that nothing names: those so old that a server should have deleted them, and the others.
+
+    Their age is by the store's own clock, from the newest object there, as it is for the server.
+    """
+    entries = [entry for prefix in ("segments/", "manifests/") async for entry in cold.objects.list(prefix)]
+    newest_ms = max((entry.modified_ms for entry in entries), default=0)
+    unknown = [entry for entry in entries if entry.path.startswith("segments/") and entry.path not in known]
+    old = [entry.path for entry in unknown if newest_ms - entry.modified_ms >= age_seconds * 1000]
+    return old, sorted({entry.path for entry in unknown} - set(old))
+
+
+async def _check_notes(cold: ColdTier, path: str) -> None:
+    decode_notes(await cold.objects.get(path), path)
+
+
+async def _check_snapshot(cold: ColdTier, snapshot: SnapshotRef) -> None:
+    checksum = size = 0
+    async for piece in cold.objects.stream(f"snapshots/{snapshot.blob}", snapshot.size):
+        checksum, size = zlib.crc32(piece, checksum), size + len(piece)
+    if (checksum, size) != (snapshot.checksum, snapshot.size):
+        raise MillstreamError("the snapshot's checksum or size differ from what the manifest says")
 
 
 async def _check(cold: ColdTier, segment: SegmentRef) -> None:
     """One segment: its checksum, its footer, every page, and that the index says what the rows do."""
     data = await cold.objects.get(segment.path)
     if len(data) != segment.size or zlib.crc32(data) != segment.checksum:
-        raise MillstreamError("size or checksum differ from what the manifest says")
+        raise MillstreamError(
+            f"size or checksum differ from what the manifest says; it holds {what_it_holds(segment, data)}"
+        )
     footer = decode_footer(data[-segment.footer_bytes :], segment.path, segment.footer_checksum)
     for group in range(footer.metadata.num_row_groups):
         start, end = row_group_range(footer.metadata, group)

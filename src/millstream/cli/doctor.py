@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any, Final
 
 from millstream.cli.checks import run_checks
 from millstream.cli.findings import Finding, counted
-from millstream.cli.options import add_configuration, add_json, load_configuration, print_json
+from millstream.cli.options import add_configuration, add_json, add_server, load_configuration, print_json
 from millstream.cli.terminal import Style
 from millstream.clock import SystemClock
+from millstream.config import unknown_variables
 from millstream.errors import ConfigurationError
 
 _MARKS: Final = {"ok": "✓", "warning": "!", "problem": "✗"}
@@ -22,12 +24,12 @@ def add_parser(commands: Any) -> None:
         help="check configuration, disk, object store, clock, limits, access and port",
         description="Check the configuration, the data directory and its disk, the object store (by writing, reading"
         " and deleting an object), the clock, the limits on open files and memory, who can reach the server, its"
-        " certificate, its tokens, and the port, and say what to fix. Exit code 1 if there is a problem; warnings alone"
+        " certificate, its tokens, the port, and of a node of a cluster its settings, its broker's port and the other"
+        " brokers, and say what to fix. Exit code 1 if there is a problem; warnings alone"
         " leave it 0.",
         epilog="example: millstream doctor --config millstream.toml",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="address the server would listen on")
-    parser.add_argument("--insecure", action="store_true", help="the server would be started with --insecure")
+    add_server(parser)
     add_configuration(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -45,6 +47,9 @@ def run(options: argparse.Namespace) -> int:
         origin = str(options.config) if options.config is not None else "defaults, environment and flags"
         findings.append(Finding("configuration", "ok", f"{origin}: every setting is valid"))
         show(findings[-1])
+        for sentence in unknown_variables(os.environ):
+            findings.append(Finding("configuration", "warning", sentence, "unset it, or correct its name"))
+            show(findings[-1])
         for finding in run_checks(config, SystemClock()):
             findings.append(finding)
             show(finding)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-import msgspec
-
 from millstream import __version__
 from millstream.cli import exit_codes
 from millstream.cli.allocator import choose_returning_allocator
-from millstream.cli.terminal import Style
+from millstream.cli.parser import Parser, report_error
 from millstream.errors import MillstreamError
 
 # Each is a module of this package. Only the one that is asked for is imported: some bring the whole server.
@@ -25,6 +22,7 @@ COMMANDS = (
     "snapshot",
     "status",
     "doctor",
+    "quarantine",
     "restore",
     "cold",
     "cluster",
@@ -34,10 +32,14 @@ COMMANDS = (
 )
 
 
-def build_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="millstream", description="Durable streams over plain HTTP.")
+def build_parser(commands: Iterable[str] = COMMANDS) -> Parser:
+    parser = Parser(
+        prog="millstream",
+        description="Durable streams over plain HTTP.",
+        epilog="`millstream COMMAND --help` says more; `millstream serve` starts a server.",
+    )
     parser.add_argument("--version", action="version", version=f"millstream {__version__}")
-    found = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    found = parser.add_actions("command", "COMMAND")
     for command in commands:
         import_module(f"millstream.cli.{command}").add_parser(found)
     return parser
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MillstreamError as error:
-        _report(error, as_json=getattr(options, "json", False))
+        report_error(error.message, error.hint, error.code, as_json=getattr(options, "json", False))
         return exit_codes.exit_code_of(error)
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
@@ -63,17 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes standard output once more when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.BROKEN_PIPE
-
-
-def _report(error: MillstreamError, *, as_json: bool) -> None:
-    if as_json:
-        described = {"code": error.code, "message": error.message, "hint": error.hint}
-        sys.stderr.write(msgspec.json.encode({"error": described}).decode() + "\n")
-        return
-    style = Style(sys.stderr)
-    print(f"millstream: {style.red(error.message)}", file=sys.stderr)
-    if error.hint:
-        print(f"  hint: {error.hint}", file=sys.stderr)
 
 
 def entry() -> NoReturn:

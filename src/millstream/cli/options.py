@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from millstream import config as configuration
+
+DURATION_SECONDS_MAX: Final = 1e10
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -21,19 +24,43 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """What a server may be started with beside its configuration, and what `doctor` may be told of it."""
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:4437)")
+    parser.add_argument("--node-id", metavar="N", help="this node's number in its cluster (default 1)")
+    parser.add_argument(
+        "--advertise", metavar="HOST:PORT", help="address by which others reach this node (default: that of --listen)"
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen to other machines although [auth] or [tls] is missing"
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def load_configuration(options: argparse.Namespace) -> configuration.Config:
     assignments = list(options.set)
-    if getattr(options, "listen", None) is not None:
-        assignments.append(f"server.listen={options.listen}")
+    for name in ("listen", "node_id", "advertise"):
+        if getattr(options, name, None) is not None:
+            assignments.append(f"server.{name}={getattr(options, name)}")
     if getattr(options, "insecure", False):
         assignments.append("server.insecure=true")
     if options.data_dir is not None:
         assignments.append(f"server.data_dir={options.data_dir}")
     return configuration.load(options.config, os.environ, assignments)
+
+
+def duration(value: str) -> float:
+    """An argument in seconds, or with a unit."""
+    try:
+        seconds = float(value) if value.replace(".", "", 1).isdecimal() else float(configuration.DURATION.parse(value))
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < DURATION_SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a duration such as 90s or 1h, above 0")
+    return seconds
 
 
 def print_json(value: object) -> None:
@@ -54,12 +81,3 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def human_bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

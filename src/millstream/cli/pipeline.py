@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.cli.options import add_json, human_bytes, print_json, print_table
+from millstream.cli.options import print_json, print_table
+from millstream.cli.parser import Parser
 from millstream.cli.progress import Progress
-from millstream.errors import ConfigurationError
+from millstream.cli.remote import add_connection, server_address
+from millstream.errors import ConfigurationError, Unavailable
+from millstream.sizes import human_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from millstream.spark.options import ColdRoot, Connection
-
-DEFAULT_URL = "http://127.0.0.1:4437"
 
 
 class Job(NamedTuple):
@@ -29,12 +29,12 @@ class Job(NamedTuple):
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         "pipeline",
         help="run a job on Spark: compact, export, materialize, audit, import, usage",
         description="Jobs on Spark. Each may be run again at any time, and while the server takes writes.",
     )
-    actions = parser.add_subparsers(dest="job", required=True, metavar="JOB")
+    actions = parser.add_actions("job", "JOB")
     for job in JOBS:
         one = actions.add_parser(job.name, help=job.summary, description=job.summary)
         _add_common(one)
@@ -43,12 +43,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url",
-        default=os.environ.get("MILLSTREAM_URL", DEFAULT_URL),
-        help=f"the server (default $MILLSTREAM_URL, else {DEFAULT_URL})",
-    )
-    parser.add_argument("--token", default=os.environ.get("MILLSTREAM_TOKEN"), help="(default $MILLSTREAM_TOKEN)")
+    add_connection(parser, seconds=60.0)
     parser.add_argument(
         "--cold",
         metavar="ROOT",
@@ -58,22 +53,36 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting for Spark; repeatable"
     )
-    add_json(parser)
 
 
 def _connection(options: argparse.Namespace) -> tuple[Connection, ColdRoot]:
     """Where the server is. One that is not there is said now, rather than after Spark has started."""
+    from millstream.spark.errors import SourceError
     from millstream.spark.options import read_options
     from millstream.spark.server import Server
 
-    given = {"url": options.url, "token": options.token or "", "cold": options.cold or "", "bucket": "-"}
-    read = read_options(given)
+    read = read_options({**_source_options(options), "bucket": "-"})
     server = Server(read.connection)
     try:
         server.check_reachable()
+    except SourceError as error:
+        raise Unavailable(error.message, hint="check --url, and that the server runs") from None
     finally:
         server.close()
     return read.connection, read.cold
+
+
+def _source_options(options: argparse.Namespace) -> dict[str, str]:
+    """The server and the object store, as the data source's options name them."""
+    address = server_address(options)
+    given = {
+        "url": address.url,
+        "token": address.token,
+        "cacert": address.cacert,
+        "cold": options.cold,
+        "serverTimeout": f"{options.timeout:.0f}s",
+    }
+    return {name: value for name, value in given.items() if value}
 
 
 def _session(options: argparse.Namespace) -> SparkSession:
@@ -203,7 +212,7 @@ def _audit(options: argparse.Namespace) -> int:
     connection, cold = _connection(options)
     report = audit(_session(options), AuditOptions(connection, cold, options.orphan_age))
     if options.report is not None:
-        options.report.write_text(render(report, options.url), encoding="utf-8")
+        options.report.write_text(render(report, connection.url), encoding="utf-8")
     if options.json:
         described = report._asdict() | {"problems": [problem._asdict() for problem in report.problems]}
         described.pop("figures")
@@ -244,11 +253,6 @@ def _usage(options: argparse.Namespace) -> int:
 
 
 # -- export ----------------------------------------------------------------------------------------------------------
-
-
-def _source_options(options: argparse.Namespace) -> dict[str, str]:
-    given = {"url": options.url, "token": options.token, "cold": options.cold}
-    return {name: value for name, value in given.items() if value}
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -302,6 +306,7 @@ def _add_materialize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--messages-min", type=int, default=1, help="leave streams alone that have fewer new messages (default 1)"
     )
+    parser.add_argument("--dry-run", action="store_true", help="fold everything and publish nothing")
 
 
 def _materialize(options: argparse.Namespace) -> int:
@@ -319,17 +324,26 @@ def _materialize(options: argparse.Namespace) -> int:
             options.key,
             options.content_type,
             options.messages_min,
+            is_dry_run=options.dry_run,
         ),
     )
     if options.json:
-        print_json(summary._asdict())
+        failures = [failure._asdict() for failure in summary.failures]
+        print_json(summary._asdict() | {"failures": failures, "dry_run": options.dry_run})
+        return 1 if summary.failed else 0
+    for failure in summary.failures:
+        print(f"stream {failure.stream!r} was left as it is: {failure.reason}", file=sys.stderr)
+    if summary.failed:
+        print(f"{summary.failed:,} streams cannot be folded; the others were", file=sys.stderr)
+    if options.dry_run:
+        print(f"{summary.published:,} snapshots would be published ({human_bytes(summary.snapshot_bytes)})")
     elif not summary.published:
         print("nothing new to fold")
     else:
         headings = ("snapshots", "overtaken", "messages", "read", "snapshot bytes", "seconds")
         row = (summary.published, summary.overtaken, summary.messages, human_bytes(summary.read_bytes))
         print_table(headings, [(*row, human_bytes(summary.snapshot_bytes), f"{summary.seconds:.1f}")])
-    return 0
+    return 1 if summary.failed else 0
 
 
 # -- import ----------------------------------------------------------------------------------------------------------
@@ -337,7 +351,9 @@ def _materialize(options: argparse.Namespace) -> int:
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bucket", help="the bucket to import into; it must exist")
-    parser.add_argument("source", nargs="+", help="files or folders, or the URL of a server and paths of streams there")
+    parser.add_argument(
+        "source", nargs="+", metavar="FILE", help="files or folders, or the URL of a server and paths of streams there"
+    )
     parser.add_argument("--name", required=True, help="what is imported under one name is imported once")
     parser.add_argument("--format", choices=("parquet", "json"), help="of files (default: by their names)")
     parser.add_argument("--stream", help="the stream for all rows, if they do not say")
@@ -379,13 +395,13 @@ def _origin(options: argparse.Namespace) -> tuple[Connection, list[tuple[str, st
     from millstream.spark.options import Connection
 
     url, paths = options.source[0].rstrip("/"), options.source[1:]
-    origin = Connection(url, options.from_token, 60.0)
+    origin = Connection(url, options.from_token, 60.0, server_address(options).cacert)
     if not paths:
         raise ConfigurationError(
             "the other server's streams are not named", hint="name paths of streams, or bucket/ for a whole bucket"
         )
     streams: list[tuple[str, str]] = []
-    with Client(url, token=options.from_token) as client:
+    with Client(url, token=options.from_token, ssl_context=origin.trust()) as client:
         for path in paths:
             if path.endswith("/"):
                 bucket = path.rstrip("/")

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Literal, TextIO
 
-from millstream.cli.options import human_bytes
+from millstream.sizes import human_bytes
 
 WIDTH = 30
 REDRAW_SECONDS = 0.1

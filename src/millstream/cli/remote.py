@@ -9,17 +9,28 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from millstream.cli.options import add_json
+from millstream.cli.options import add_json, duration
 from millstream.client import Chunk, Client, ClientError
 from millstream.errors import ConfigurationError
 from millstream.protocol.content_types import is_json, is_text
 
+if TYPE_CHECKING:
+    import ssl
+
 DEFAULT_URL: Final = "http://127.0.0.1:4437"
 CONNECTION: Final = "connection"
+
+
+class ServerAddress(NamedTuple):
+    """Where the server is, and how to be let in: from the options, else from the environment."""
+
+    url: str
+    token: str | None
+    cacert: str | None
 
 
 def add_connection(parser: argparse.ArgumentParser, *, seconds: float = 30.0) -> None:
@@ -27,33 +38,54 @@ def add_connection(parser: argparse.ArgumentParser, *, seconds: float = 30.0) ->
     group.add_argument(
         "--url",
         metavar="URL",
-        help=f"the server, or several with commas between them (default $MILLSTREAM_URL, else {DEFAULT_URL})",
+        help="the server, as URL or HOST:PORT; several with commas between them"
+        f" (default $MILLSTREAM_URL, else {DEFAULT_URL})",
     )
     group.add_argument("--token", metavar="TOKEN", help="the token to show it (default $MILLSTREAM_TOKEN)")
     group.add_argument(
+        "--cacert",
+        metavar="FILE",
+        help="trust the certificates in this PEM file, and no others (default $MILLSTREAM_CACERT, else the system's)",
+    )
+    group.add_argument(
         "--timeout",
-        metavar="SECONDS",
-        type=_seconds,
+        metavar="DURATION",
+        type=duration,
         default=seconds,
-        help="longest wait (default 30; for cluster commands 120)",
+        help="longest wait, such as 5s (default 30s; for cluster commands 2m, for jobs 1m)",
     )
     add_json(parser)
 
 
-def _seconds(value: str) -> float:
+def server_address(options: argparse.Namespace, url: str | None = None) -> ServerAddress:
+    cacert = options.cacert or os.environ.get("MILLSTREAM_CACERT") or None
+    urls = url or options.url or os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
+    scheme = "http" if cacert is None else "https"
+    parts = [part.strip() for part in urls.split(",") if part.strip()]
+    return ServerAddress(
+        ",".join(part if "://" in part else f"{scheme}://{part}" for part in parts),
+        options.token or os.environ.get("MILLSTREAM_TOKEN") or None,
+        cacert,
+    )
+
+
+def connect(options: argparse.Namespace, url: str | None = None, *, retries: int = 3) -> Client:
+    address = server_address(options, url)
+    trust = trusting(address.cacert) if address.cacert is not None else None
+    return Client(address.url, address.token, timeout=options.timeout, retries=retries, ssl_context=trust)
+
+
+def trusting(cacert: str) -> ssl.SSLContext:
+    """Trust in the certificates of one file, and in no others."""
+    import ssl  # only those who need it wait for it
+
     try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds above 0")
-    return seconds
-
-
-def connect(options: argparse.Namespace, url: str | None = None) -> Client:
-    url = url or options.url or os.environ.get("MILLSTREAM_URL") or DEFAULT_URL
-    token = options.token or os.environ.get("MILLSTREAM_TOKEN") or None
-    return Client(url, token, timeout=options.timeout, retries=3)
+        return ssl.create_default_context(cafile=cacert)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it is no PEM file"
+        raise ConfigurationError(
+            f"the certificates in {cacert} cannot be used: {reason}", hint="name a PEM file with --cacert"
+        ) from None
 
 
 def add_action(

@@ -1,5 +1,8 @@
 """`millstream restore`: rebuild an empty data directory from the object store alone.
 
+It takes the store over: a server that still writes to it stops. With `--read-only` it takes nothing, and a server that
+is started on the directory refuses writes and touches nothing in the store: a drill beside the one that runs.
+
 Of a cluster it rebuilds that of the node which begins it again: the catalogs of all shards, and where their logs go on.
 The other nodes start empty and restore themselves.
 """
@@ -10,22 +13,29 @@ import argparse
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from millstream.cli.options import add_configuration, add_json, load_configuration, print_json
 from millstream.cli.progress import Progress
 from millstream.clock import SystemClock
 from millstream.cluster.origins import Origins, write_origins
 from millstream.cluster.placement import shard_of
-from millstream.config import Config
+from millstream.config import Config, ServerSection
 from millstream.errors import ConfigurationError, Conflict, NotFound
 from millstream.log.file_log import FileLog
+from millstream.server.read_only import mark_read_only
 from millstream.server.run import DataDirectory, object_store_settings
-from millstream.shard.restore import Restored, restore, stored_shards
+from millstream.shard.ownership import take_over
+from millstream.shard.restore import Restored, find_hole, find_manifests, restore
+from millstream.streams.records import StoreClaimed
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import Objects, open_objects
+from millstream.tiers.stored_names import stored_shards
+
+UNFINISHED: Final = "catalog.restoring"
+CACHE_BYTES: Final = 1 << 20
 
 
 class RestoredCluster(NamedTuple):
@@ -45,6 +55,16 @@ def add_parser(commands: Any) -> None:
     )
     add_configuration(parser)
     add_json(parser)
+    parser.add_argument(
+        "--read-only",
+        action="store_true",
+        help="for a drill: leave the store to its owner; a server on this data directory then only reads",
+    )
+    parser.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="if a manifest is missing or damaged, restore what comes before it; nothing is deleted",
+    )
     parser.set_defaults(run=run)
 
 
@@ -52,7 +72,12 @@ def run(options: argparse.Namespace) -> int:
     config = load_configuration(options)
     data_dir = config.server.data_dir
     if config.cluster.name:
-        cluster = asyncio.run(_restore_cluster(config))
+        if options.read_only:
+            raise ConfigurationError(
+                "a cluster cannot be restored read-only",
+                hint="copy the object store's prefix and restore from the copy, with a cluster.name of its own",
+            )
+        cluster = asyncio.run(_restore_cluster(config, options))
         if options.json:
             print_json({"shards": [one._asdict() if one is not None else None for one in cluster.shards]})
         else:
@@ -63,20 +88,21 @@ def run(options: argparse.Namespace) -> int:
                 " data directories"
             )
         return 0
-    restored = asyncio.run(_restore(config))
+    restored = asyncio.run(_restore(config, options))
     if options.json:
         print_json(restored._asdict())
     else:
         print(
             f"restored {restored.streams:,} streams and {restored.segments:,} segments, up to position"
             f" {restored.position:,}, into {data_dir}"
+            + (", for reading only" if options.read_only else "; the object store is this one's from now on")
         )
     return 0
 
 
-async def _restore(config: Config) -> Restored:
+async def _restore(config: Config, options: argparse.Namespace) -> Restored:
     data_dir = config.server.data_dir
-    objects = open_objects(object_store_settings(config))
+    objects = _open_store(config)
     directory = DataDirectory(data_dir)
     try:
         log = FileLog(data_dir / "log", SystemClock())
@@ -89,24 +115,44 @@ async def _restore(config: Config) -> Restored:
                 " configuration of a single server",
                 hint="restore with the configuration of the cluster's bootstrap node, [cluster] and all",
             )
-        restored = await _restore_catalog(config, objects, data_dir, 0)
+        restored, _ = await _restore_catalog(config, objects, data_dir, 0, options)
+        mark_read_only(data_dir, options.read_only)
     finally:
         directory.release()
     # An empty log that starts where the catalog ends: without one the server would take it for lost.
     log.start(restored.position, lambda *_: None)
     log.close()
-    (data_dir / "catalog.restoring").rename(data_dir / "catalog")
+    (data_dir / UNFINISHED).rename(data_dir / "catalog")
     return restored
 
 
-async def _restore_cluster(config: Config) -> RestoredCluster:
+def _open_store(config: Config) -> Objects:
+    settings = object_store_settings(config)
+    if settings.backend == "fs" and not settings.path.is_dir():
+        raise NotFound(
+            f"there is no object store in {settings.path}: nothing to restore",
+            code="nothing_to_restore",
+            hint=_where_else(settings.path),
+        )
+    return open_objects(settings)
+
+
+def _where_else(looked: Path) -> str:
+    """Beside a store that is not there: where one is, or how to name it."""
+    usual = ServerSection().data_dir / "cold"
+    if usual.is_dir() and usual.absolute() != looked.absolute():
+        return f"there is one in {usual}: add --set cold.path={usual}"
+    return "name it with --set cold.path=FOLDER; without that it is looked for in cold/ in the data directory"
+
+
+async def _restore_cluster(config: Config, options: argparse.Namespace) -> RestoredCluster:
     data_dir, shards = config.server.data_dir, config.cluster.shards
     if config.server.node_id != config.cluster.bootstrap_node_id:
         raise ConfigurationError(
             f"this is node {config.server.node_id}, and node {config.cluster.bootstrap_node_id} begins the cluster",
             hint="restore there; the other nodes start with empty data directories and restore themselves",
         )
-    objects = open_objects(object_store_settings(config))
+    objects = _open_store(config)
     directory = DataDirectory(data_dir)
     try:
         if any((data_dir / name).exists() for name in ("log", "catalog", "broker", "node.json")):
@@ -124,23 +170,71 @@ async def _restore_cluster(config: Config) -> RestoredCluster:
         # One attempt leaves all of it or nothing that counts: a restore that failed is begun anew.
         shutil.rmtree(data_dir / "shards", ignore_errors=True)
         restored: list[Restored | None] = []
+        claims: list[StoreClaimed | None] = []
         for number in range(shards):
             place = data_dir / "shards" / f"{number:04d}"
             place.mkdir(parents=True)
-            restored.append(await _restore_catalog(config, objects, place, number) if number in stored else None)
-            if number in stored:
-                (place / "catalog.restoring").rename(place / "catalog")
+            if number not in stored:
+                restored.append(None)
+                claims.append(None)
+            else:
+                one, claim = await _restore_catalog(config, objects, place, number, options)
+                restored.append(one)
+                claims.append(claim)
+                (place / UNFINISHED).rename(place / "catalog")
         write_origins(
-            data_dir, Origins(config.cluster.name, [one.position if one is not None else 1 for one in restored])
+            data_dir, Origins(config.cluster.name, [one.position if one is not None else 1 for one in restored], claims)
         )
     finally:
         directory.release()
     return RestoredCluster(restored)
 
 
-async def _restore_catalog(config: Config, objects: Objects, place: Path, shard: int) -> Restored:
-    """Fill `catalog.restoring`. It gets its name when all is whole: a restore that failed can be tried again."""
-    unfinished = place / "catalog.restoring"
+async def _restore_catalog(
+    config: Config, objects: Objects, place: Path, shard: int, options: argparse.Namespace
+) -> tuple[Restored, StoreClaimed | None]:
+    """Fill `catalog.restoring`. It gets its name when all is whole: a restore that failed can be tried again.
+
+    The store is taken over last, when nothing can fail any more. What its owner flushed until then is restored too.
+    """
+    restored = await _fill_catalog(config, objects, place, shard, options)
+    if options.read_only:
+        return restored, None
+    catalog = Catalog(place / UNFINISHED)
+    has_hole = await _has_hole(objects, catalog, shard)
+    catalog.close()
+    claim = await take_over(objects, shard, SystemClock(), breaks_history=has_hole)
+    while True:
+        catalog = Catalog(place / UNFINISHED)
+        try:
+            if await _is_whole(objects, catalog, shard):
+                catalog.note_claim(claim)
+                return restored, claim
+        finally:
+            catalog.close()
+        restored = await _fill_catalog(config, objects, place, shard, options)
+
+
+async def _is_whole(objects: Objects, catalog: Catalog, shard: int) -> bool:
+    cold = ColdTier(objects, catalog, CACHE_BYTES)
+    try:
+        return (await find_manifests(cold, shard)).chain.through == catalog.position
+    finally:
+        cold.close()
+
+
+async def _has_hole(objects: Objects, catalog: Catalog, shard: int) -> bool:
+    cold = ColdTier(objects, catalog, CACHE_BYTES)
+    try:
+        return await find_hole(cold, await find_manifests(cold, shard)) is not None
+    finally:
+        cold.close()
+
+
+async def _fill_catalog(
+    config: Config, objects: Objects, place: Path, shard: int, options: argparse.Namespace
+) -> Restored:
+    unfinished = place / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     catalog = Catalog(unfinished)
     cold = ColdTier(objects, catalog, config.cold.cache_bytes)
@@ -153,7 +247,8 @@ async def _restore_catalog(config: Config, objects: Objects, place: Path, shard:
         bars[0].advance()
 
     try:
-        restored = await restore(cold, catalog, SystemClock().now_ms(), on_progress, shard=shard)
+        now_ms = SystemClock().now_ms()
+        restored = await restore(cold, catalog, now_ms, on_progress, shard=shard, accept_loss=options.accept_loss)
         if config.cluster.name:
             _check_placement(catalog, shard, config.cluster.shards)
         return restored

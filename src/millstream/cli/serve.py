@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 
 import uvloop
 
-from millstream.cli.options import add_configuration, load_configuration
+from millstream.cli.options import add_configuration, add_server, load_configuration
+from millstream.config import unknown_variables
 from millstream.server.logs import configure_logging
 from millstream.server.run import serve
+
+logger = logging.getLogger("millstream")
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +28,7 @@ def add_parser(commands: Any) -> None:
         description="Run a server until SIGTERM or SIGINT. On SIGHUP it reads tokens, keys, certificate, limits and"
         " logging again.",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:4437)")
+    add_server(parser)
     parser.add_argument(
         "--examples",
         metavar="DIR",
@@ -32,9 +37,6 @@ def add_parser(commands: Any) -> None:
         const=Path("examples"),
         help="serve the examples built in DIR (default ./examples) below /examples/",
     )
-    parser.add_argument(
-        "--insecure", action="store_true", help="listen to other machines although [auth] or [tls] is missing"
-    )
     add_configuration(parser)
     parser.set_defaults(run=run)
 
@@ -42,6 +44,8 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     config = load_configuration(options)
     configure_logging(config.logging)
+    for sentence in unknown_variables(os.environ):
+        logger.warning(sentence)
     # Requests make no cycles; collecting them often costs more than it frees.
     gc.set_threshold(50_000, 20, 50)
     # A log thread that has finished a sync should not wait long for its turn to say so.

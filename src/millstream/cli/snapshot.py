@@ -6,15 +6,21 @@ import argparse
 import sys
 from typing import Any
 
-from millstream.cli.options import human_bytes, print_json, print_table
+from millstream.cli.options import print_json, print_table
+from millstream.cli.parser import Parser
 from millstream.cli.remote import add_action, connect, open_output, read_input, with_hint
 from millstream.client import NotFound
 from millstream.protocol.content_types import OCTET_STREAM
+from millstream.sizes import human_bytes
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser("snapshot", help="publish, fetch and list snapshots")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser: Parser = commands.add_parser(
+        "snapshot",
+        help="publish, fetch and list snapshots",
+        description="Snapshots from the command line: a snapshot stands for all of a stream before its offset.",
+    )
+    actions = parser.add_actions("action", "ACTION")
 
     one = add_action(
         actions,
@@ -84,7 +90,10 @@ def _get(options: argparse.Namespace) -> int:
 
 def _ls(options: argparse.Namespace) -> int:
     with connect(options) as client:
-        info = client.stream(options.stream).head()
+        try:
+            info = client.stream(options.stream).head()
+        except NotFound:  # an answer to HEAD has no words
+            raise NotFound(f"stream {options.stream} does not exist") from None
     offsets = [info.snapshot_offset] if info.snapshot_offset is not None else []
     if options.json:
         print_json([{"offset": offset, "up_to_date": offset == info.next_offset} for offset in offsets])

@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 from millstream.cli.findings import counted
-from millstream.cli.options import human_bytes, print_json
+from millstream.cli.options import print_json
 from millstream.cli.remote import add_connection, connect, print_fields
 from millstream.cli.terminal import Style
 from millstream.client import Forbidden, Unauthorized
+from millstream.sizes import human_bytes
 
 
 def add_parser(commands: Any) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from millstream.cli.lines import append_lines
-from millstream.cli.options import human_bytes, print_json, print_table
+from millstream.cli.options import duration, print_json, print_table
+from millstream.cli.parser import Parser
 from millstream.cli.progress import Progress
 from millstream.cli.remote import (
     add_action,
@@ -25,11 +27,16 @@ from millstream.client import NotFound, Stream
 from millstream.errors import InvalidRequest
 from millstream.protocol.keys import DEFAULT_BUCKET
 from millstream.protocol.offsets import parse_offset
+from millstream.sizes import human_bytes
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser("streams", help="create, append to, read and follow streams")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser: Parser = commands.add_parser(
+        "streams",
+        help="create, append to, read and follow streams",
+        description="Streams from the command line, named bucket/name; without a bucket they are in the default one.",
+    )
+    actions = parser.add_actions("action", "ACTION")
     for add in (_add_ls, _add_create, _add_append, _add_read, _add_tail, _add_head, _add_rm, _add_fork):
         add(actions)
 
@@ -57,7 +64,9 @@ def _add_create(actions: Any) -> None:
         help="the same as --content-type application/json",
     )
     life = one.add_mutually_exclusive_group()
-    life.add_argument("--ttl", metavar="SECONDS", type=int, help="delete it when nobody has used it for so long")
+    life.add_argument(
+        "--ttl", metavar="DURATION", type=_whole_seconds, help="delete it when nobody has used it for so long: 90s, 1h"
+    )
     life.add_argument("--expires-at", metavar="TIME", help="delete it at this time, such as 2030-01-01T00:00:00Z")
     one.add_argument("--data", metavar="FILE", help="first content, from a file or - for standard input")
     one.add_argument("--closed", action="store_true", help="close it at once")
@@ -123,6 +132,10 @@ def _add_fork(actions: Any) -> None:
     one.add_argument("target", metavar="TARGET", help="the new stream")
     one.add_argument("--offset", metavar="OFFSET", help="where they part (default: the source's end)")
     one.add_argument("--sub-offset", metavar="N", type=int, help="so many messages or bytes into the next append")
+
+
+def _whole_seconds(value: str) -> int:
+    return max(1, math.ceil(duration(value)))
 
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:

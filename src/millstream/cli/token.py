@@ -1,4 +1,7 @@
-"""`millstream token create|ls|revoke`: the token file of a server. A running server sees changes by itself."""
+"""`millstream token create|ls|revoke|url`: the token file of a server, and tokens that a server makes for URLs.
+
+A running server sees changes of the file by itself; only `url` talks to one.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,23 @@ from typing import Any
 from millstream.access.authenticator import tokens_path
 from millstream.access.scopes import EVERY_BUCKET, Scope, parse_scope
 from millstream.access.token_file import NAME_CHARACTERS_MAX, TokenEntry, create_token, read_tokens, revoke_token
-from millstream.cli.options import add_configuration, add_json, load_configuration, print_json, print_table
+from millstream.cli.options import add_configuration, add_json, duration, load_configuration, print_json, print_table
+from millstream.cli.parser import Parser
+from millstream.cli.remote import add_action, connect
+from millstream.client.calls import address_of, url_token
 from millstream.clock import SystemClock
 from millstream.config import DURATION
 from millstream.errors import InvalidRequest
 
 
 def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser("token", help="make, list and revoke access tokens")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser: Parser = commands.add_parser(
+        "token",
+        help="make, list and revoke access tokens",
+        description="The token file of a server, which a running one reads again when it changes, and tokens for URLs,"
+        " which a running one makes.",
+    )
+    actions = parser.add_actions("action", "ACTION")
     create = actions.add_parser(
         "create",
         help="make a token and print it",
@@ -47,6 +58,20 @@ def add_parser(commands: Any) -> None:
     for one in (create, ls, revoke):
         add_configuration(one)
         add_json(one)
+    url = add_action(
+        actions,
+        "url",
+        _url,
+        "print the URL of a stream with a token in it, which reads this stream and nothing else until it expires",
+        "millstream token url team-a/chat --expires 10m",
+    )
+    url.add_argument("stream", metavar="STREAM", help="as BUCKET/STREAM, or STREAM in the default bucket")
+    url.add_argument(
+        "--expires",
+        metavar="DURATION",
+        type=duration,
+        help="how long it is good, such as 10m (default 5m; at most the server's auth.url_token_max)",
+    )
 
 
 def _create(options: argparse.Namespace) -> int:
@@ -110,6 +135,21 @@ def _revoke(options: argparse.Namespace) -> int:
         print_json(_described(entry))
     else:
         print(f"revoked {entry.id} {entry.name}".rstrip())
+    return 0
+
+
+def _url(options: argparse.Namespace) -> int:
+    seconds = None if options.expires is None else max(round(options.expires), 1)
+    address = address_of(options.stream)
+    with connect(options) as client:
+        made = client.call(url_token(address, seconds))
+    server = client.url.partition(",")[0].rstrip("/")  # any node of a cluster will do
+    url = f"{server}{address.path}?token={made.token}"
+    if options.json:
+        print_json({"url": url, "token": made.token, "expires_at_ms": made.expires_at_ms})
+    else:
+        print(url)
+        print(f"it reads {options.stream} until {_day(made.expires_at_ms)} UTC", file=sys.stderr)
     return 0
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from millstream.client.conversation import Call
 from millstream.client.errors import (
     BadAnswer,
     BadRequest,
@@ -35,6 +36,7 @@ from millstream.client.errors import (
     Unauthorized,
     Unavailable,
 )
+from millstream.client.messages import Request
 from millstream.client.results import (
     Appended,
     Bootstrap,
@@ -89,6 +91,7 @@ __all__ = [
     "Bootstrap",
     "Bucket",
     "BucketInfo",
+    "Call",
     "Chunk",
     "Client",
     "ClientError",
@@ -110,6 +113,7 @@ __all__ = [
     "ProducerFenced",
     "RawFeedPage",
     "Readiness",
+    "Request",
     "SequenceGap",
     "ServerError",
     "Snapshot",

@@ -141,7 +141,7 @@ class AsyncStream:
         return str(self._address)
 
     def __repr__(self) -> str:
-        return f"AsyncStream({str(self)!r})"
+        return f"{type(self).__name__}({str(self)!r})"
 
     async def create(
         self,
@@ -234,9 +234,14 @@ class AsyncStream:
         self._content_type = None
         await self._client.call(calls.delete(self.path))
 
-    async def publish_snapshot(self, data: bytes, offset: str, content_type: str = OCTET_STREAM) -> None:
-        """Publish what everything before `offset` amounts to; what is older can no longer be read."""
-        await self._client.call(calls.publish_snapshot(self._address, data, offset, content_type))
+    async def publish_snapshot(
+        self, data: bytes, offset: str, content_type: str = OCTET_STREAM, *, incarnation: int | None = None
+    ) -> None:
+        """Publish what everything before `offset` amounts to; what is older can no longer be read.
+
+        With an incarnation, only if the stream of this name is still that one.
+        """
+        await self._client.call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
 
     async def snapshot(self, offset: str | None = None) -> Snapshot:
         """The latest snapshot, or the one at an offset."""
@@ -256,7 +261,7 @@ class AsyncBucket:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"AsyncBucket({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
     def stream(self, name: str) -> AsyncStream:
         return self._client.stream(bucket=self.name, name=name)

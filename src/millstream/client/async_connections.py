@@ -6,7 +6,14 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from millstream.client.connections import ANSWER_BYTES_MAX, IDLE_CONNECTIONS_MAX, RECEIVE_BYTES, is_readable, reason_of
+from millstream.client.connections import (
+    ANSWER_BYTES_MAX,
+    IDLE_CONNECTIONS_MAX,
+    RECEIVE_BYTES,
+    is_readable,
+    reason_of,
+    remedy_of,
+)
 from millstream.client.errors import BadAnswer, ConnectionFailed
 from millstream.client.http1 import AnswerParser, encode_head
 from millstream.client.messages import Origin, Request, Response
@@ -35,7 +42,7 @@ class AsyncConnection:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
                 was_sent=False,
-                hint="is the server running, and is this its address?",
+                hint=remedy_of(error),
             ) from None
         return cls(origin, reader, writer)
 

@@ -23,6 +23,7 @@ from millstream.client.results import (
     Snapshot,
     StreamEntry,
     StreamInfo,
+    UrlToken,
 )
 from millstream.protocol.content_types import JSON, OCTET_STREAM, is_json
 from millstream.protocol.keys import DEFAULT_BUCKET
@@ -257,9 +258,14 @@ def delete(path: str) -> Call[None]:
 # -- snapshots ---------------------------------------------------------------------------------------------------
 
 
-def publish_snapshot(address: Address, data: bytes, offset: str, content_type: str) -> Call[None]:
+def publish_snapshot(
+    address: Address, data: bytes, offset: str, content_type: str, incarnation: int | None = None
+) -> Call[None]:
     target = f"{address.bucketed_path}/snapshot/{_quoted(offset)}"
-    return Call(Request("PUT", target, {"content-type": content_type}, data), nothing)
+    headers = {"content-type": content_type}
+    if incarnation is not None:
+        headers["stream-incarnation"] = str(incarnation)
+    return Call(Request("PUT", target, headers, data), nothing)
 
 
 def snapshot(address: Address, offset: str | None) -> Call[Snapshot]:
@@ -300,6 +306,18 @@ def _bootstrap(response: Response) -> Bootstrap:
         headers["stream-next-offset"],
         response.is_true("stream-closed"),
     )
+
+
+def url_token(address: Address, seconds: int | None = None) -> Call[UrlToken]:
+    """A token that reads this stream when it stands in its URL, for as long as is asked for or the server's default."""
+    wish = {"stream": address.path, **({"seconds": seconds} if seconds is not None else {})}
+    return Call(Request("POST", "/v1/tokens", {"content-type": JSON}, msgspec.json.encode(wish)), _url_token)
+
+
+@_parsed
+def _url_token(response: Response) -> UrlToken:
+    answer = msgspec.json.decode(response.body)
+    return UrlToken(str(answer["token"]), int(answer["expires_at_ms"]))
 
 
 # -- buckets and the server --------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Connection:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
                 was_sent=False,
-                hint="is the server running, and is this its address?",
+                hint=remedy_of(error),
             ) from None
 
     def request(self, request: Request, timeout: float, on_sent: Callable[[], None] | None = None) -> AnswerParser:
@@ -217,3 +217,13 @@ def is_readable(descriptor: int) -> bool:
 
 def reason_of(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
+
+
+def remedy_of(error: OSError) -> str:
+    """What to do about a connection that could not be made."""
+    said = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return "name the authority that signed its certificate: ssl_context=, or --cacert FILE on the command line"
+    if "WRONG_VERSION_NUMBER" in said:
+        return "the server seems to speak plain HTTP: write http://"
+    return "is the server running, and is this its address?"

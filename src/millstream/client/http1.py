@@ -24,9 +24,8 @@ def encode_head(origin: Origin, request: Request) -> bytes:
     lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {origin.authority}"]
     for name, value in request.headers.items():
         if _UNSENDABLE.search(value) is not None:
-            raise BadRequest(
-                f"{name} {value[:80]!r} cannot be sent in a header", hint="leave out line breaks and non-Latin letters"
-            )
+            shown = "the token" if name == "authorization" else f"{name} {value[:80]!r}"
+            raise BadRequest(f"{shown} cannot be sent in a header", hint="leave out line breaks and non-Latin letters")
         lines.append(f"{name}: {value}")
     if request.body or request.method in ("PUT", "POST"):
         lines.append(f"content-length: {len(request.body)}")

@@ -32,6 +32,7 @@ class Position:
 
     def __init__(self, offset: str) -> None:
         self.offset = offset
+        self.cursor: str | None = None  # says which stream of this name it was, if it is deleted and made anew
         self.up_to_date = False
         self.closed = False
 
@@ -54,15 +55,14 @@ def follow(
         info = yield from converse(calls.head(path), settings, attempts)
         content_type = info.content_type
     mode = chosen_mode(mode, content_type)
-    cursor: str | None = None
     while not position.closed:
-        request = Request("GET", calls.with_query(path, offset=position.offset, live=mode, cursor=cursor))
+        request = Request("GET", calls.with_query(path, offset=position.offset, live=mode, cursor=position.cursor))
         answer = yield from _ask(request, mode, settings)
         ending: ClientError | None = None
         if isinstance(answer, ClientError):
             ending = answer
         else:
-            cursor = answer.headers.get("stream-cursor")
+            position.cursor = answer.headers.get("stream-cursor", position.cursor)
             if mode == "sse":
                 ending = yield from _events(answer, position, content_type, attempts)
             else:
@@ -125,7 +125,9 @@ def _events(
             if event.type == "data":
                 payloads.append(b64decode(event.data) if is_base64 else event.data)
             elif event.type == "control":
-                chunk = _controlled(payloads, content_type, event)
+                control = _decoded(event)
+                chunk = _controlled(payloads, content_type, control)
+                position.cursor = control.get("streamCursor", position.cursor)
                 payloads = []
                 has_heard = True
                 wrong = yield from _advance(position, chunk, attempts)
@@ -137,15 +139,14 @@ def _silence() -> ConnectionFailed:
     return ConnectionFailed("the live connection ended before anything was said", was_sent=True)
 
 
-def _controlled(payloads: list[bytes], content_type: str, event: Event) -> Chunk:
+def _controlled(payloads: list[bytes], content_type: str, control: dict[str, Any]) -> Chunk:
     """The chunk that a control event completes."""
-    control = _decoded(event)
     data = payloads[0] if len(payloads) == 1 else _joined(payloads, content_type)
     closed = bool(control.get("streamClosed"))
     try:
         return Chunk(data, content_type, control["streamNextOffset"], bool(control.get("upToDate")), closed)
     except KeyError:
-        raise BadAnswer(f"a control event says nothing of where to go on: {event.data[:200]!r}") from None
+        raise BadAnswer(f"a control event says nothing of where to go on: {str(control)[:200]}") from None
 
 
 def _joined(payloads: list[bytes], content_type: str) -> bytes:

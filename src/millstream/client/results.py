@@ -152,3 +152,10 @@ class Readiness(NamedTuple):
 
     is_ready: bool
     problems: tuple[str, ...]
+
+
+class UrlToken(NamedTuple):
+    """A token that may stand in a stream's URL, and when it ends."""
+
+    token: str
+    expires_at_ms: int

@@ -1,4 +1,7 @@
-"""The blocking client: streams, buckets and producers, for threads."""
+"""The blocking client: streams, buckets and producers, for threads.
+
+Generated from async_client.py by `make generate`; do not edit.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ class Stream:
         return str(self._address)
 
     def __repr__(self) -> str:
-        return f"Stream({str(self)!r})"
+        return f"{type(self).__name__}({str(self)!r})"
 
     def create(
         self,
@@ -214,7 +217,7 @@ class Stream:
 
     def read_all(self, offset: str = "-1") -> bytes:
         """The bytes of a stream that is not JSON, in one piece."""
-        return b"".join(chunk.data for chunk in self.read(offset))
+        return b"".join([chunk.data for chunk in self.read(offset)])
 
     def follow(self, offset: str = "-1", mode: Mode = "auto") -> Following[Chunk]:
         """Everything from an offset on, as it is appended, until the stream is closed. `now` starts at its end."""
@@ -227,15 +230,20 @@ class Stream:
 
     def content_type(self) -> str:
         """The stream's content type, asked for once."""
-        return self._content_type or self.head().content_type
+        return self._content_type or (self.head()).content_type
 
     def delete(self) -> None:
         self._content_type = None
         self._client.call(calls.delete(self.path))
 
-    def publish_snapshot(self, data: bytes, offset: str, content_type: str = OCTET_STREAM) -> None:
-        """Publish what everything before `offset` amounts to; what is older can no longer be read."""
-        self._client.call(calls.publish_snapshot(self._address, data, offset, content_type))
+    def publish_snapshot(
+        self, data: bytes, offset: str, content_type: str = OCTET_STREAM, *, incarnation: int | None = None
+    ) -> None:
+        """Publish what everything before `offset` amounts to; what is older can no longer be read.
+
+        With an incarnation, only if the stream of this name is still that one.
+        """
+        self._client.call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
 
     def snapshot(self, offset: str | None = None) -> Snapshot:
         """The latest snapshot, or the one at an offset."""
@@ -255,7 +263,7 @@ class Bucket:
         self.name = name
 
     def __repr__(self) -> str:
-        return f"Bucket({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
     def stream(self, name: str) -> Stream:
         return self._client.stream(bucket=self.name, name=name)

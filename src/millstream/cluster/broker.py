@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from millstream.errors import ConfigurationError
-from millstream.tasks import end
+from millstream.tasks import Supervisor, end
 
 logger = logging.getLogger("millstream.broker")
 
@@ -119,8 +119,9 @@ def _joined(address: Address) -> str:
 
 
 class Broker:
-    def __init__(self, plan: BrokerPlan, directory: Path) -> None:
+    def __init__(self, plan: BrokerPlan, directory: Path, supervisor: Supervisor) -> None:
         self._plan = plan
+        self._supervisor = supervisor
         self._directory = directory
         self._state_file = directory / "broker.json"
         self._configuration = directory / "broker.conf"
@@ -145,7 +146,7 @@ class Broker:
             self.port = _free_port()
             self._spawn()
         await self._wait_until_it_listens()
-        self._watch = asyncio.get_running_loop().create_task(self._watch_forever())
+        self._watch = self._supervisor.start("broker", self._watch_forever, is_vital=True)
 
     async def stop(self) -> None:
         await end(self._watch)

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ from millstream.clock import Clock
 from millstream.errors import ConfigurationError, MillstreamError, NotFound, Unavailable
 from millstream.log.broker_link import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE, BrokerLink, BrokerRefusal
 from millstream.log.jetstream_log import log_names, stream_configuration
+from millstream.streams.records import StoreClaimed
 from millstream.tasks import end
 
 logger = logging.getLogger("millstream.cluster")
@@ -34,6 +36,7 @@ logger = logging.getLogger("millstream.cluster")
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 0.2
+RESTART_SECONDS: Final = (0.2, 1.0)
 ANSWER_SECONDS: Final = 1.0
 RENEWALS_PER_LEASE: Final = 5
 # Clocks of different machines may run at slightly different speeds.
@@ -54,9 +57,14 @@ class Settings(msgspec.Struct, frozen=True):
     replicas: int
     # Where the logs begin, by shard, if the cluster was restored; nothing for one that was begun anew.
     origins: list[int] = []
+    # And the claims of the object store with which the restore has taken it over.
+    claims: list[StoreClaimed | None] = []
 
     def origin(self, shard: int) -> int:
         return self.origins[shard] if self.origins else 1
+
+    def claim(self, shard: int) -> StoreClaimed | None:
+        return self.claims[shard] if self.claims else None
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -89,6 +97,8 @@ class View(NamedTuple):
     leases: dict[int, Lease]
     nodes: dict[int, NodeSign]
     members: dict[int, str]
+    # Nodes that belong to the cluster and give no sign of life.
+    down: dict[int, NodeSign]
 
     @property
     def active(self) -> list[int]:
@@ -123,7 +133,7 @@ class Membership:
         self._changed = asyncio.Event()
         # Shards whose lease this node would take: the server fills it, the link's loop reads it.
         self.candidates: set[int] = set()
-        self.view = View({}, {}, {})
+        self.view = View({}, {}, {}, {})
         self.on_change: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -167,11 +177,17 @@ class Membership:
                 waiting(error.message)
             await asyncio.sleep(POLL_SECONDS)
         await self._poll()
-        loop = asyncio.get_running_loop()
         await self.link.subscribe(f"millstream.{self.settings.name}.hurry", self._hurry)
         self._changed.set()
-        steps = ((self._renew, POLL_SECONDS / 2), (self._look, 0.0), (self._beat, POLL_SECONDS / 2))
-        self._tasks = [loop.create_task(self._repeat(step, seconds)) for step, seconds in steps]
+        steps = (
+            ("renewing", self._renew, POLL_SECONDS / 2),
+            ("looking", self._look, 0.0),
+            ("heartbeat", self._beat, POLL_SECONDS / 2),
+        )
+        # A defect, or a value another version wrote, must not end any of them for long: leases that are in order would
+        # be lost, and a node that stops looking would follow a leader that is long gone.
+        start = partial(self.link.supervisor.start, is_vital=True, pause_seconds=RESTART_SECONDS)
+        self._tasks = [start(f"membership {name}", partial(self._repeat, step, pause)) for name, step, pause in steps]
 
     async def _found(self) -> Settings | None:
         try:
@@ -231,10 +247,6 @@ class Membership:
                 await step()
             except MillstreamError as error:
                 logger.debug("membership: %s", error)
-            except Exception:
-                # A defect, or a value another version wrote. Ending here would lose leases that are in order, and a
-                # node that stops looking would follow a leader that is long gone.
-                logger.exception("membership failed")
             await asyncio.sleep(seconds)
 
     async def _look(self) -> None:
@@ -297,14 +309,14 @@ class Membership:
             seen = self._seen.get(key)
             if seen is None or one.sequence > seen.revision:
                 self._seen[key] = Seen(one.sequence, _decode(key, one.data), now)
+        signs = {int(key[5:]): seen for key, seen in self._of("node.") if seen.value is not None}
+        members = {int(key[7:]): seen.value for key, seen in self._of("member.") if seen.value not in (None, "active")}
+        nodes = {node: seen.value for node, seen in signs.items() if now - seen.since < NODE_GONE_SECONDS}
         self.view = View(
             {int(key[6:]): seen.value for key, seen in self._of("lease.")},
-            {
-                int(key[5:]): seen.value
-                for key, seen in self._of("node.")
-                if now - seen.since < NODE_GONE_SECONDS and seen.value is not None
-            },
-            {int(key[7:]): seen.value for key, seen in self._of("member.") if seen.value not in (None, "active")},
+            nodes,
+            members,
+            {node: seen.value for node, seen in signs.items() if node not in nodes and members.get(node) != "removed"},
         )
         for shard, held in list(self._held.items()):
             lease = self.view.leases.get(shard)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from millstream.errors import Corrupt
+from millstream.streams.records import StoreClaimed
 
 NAME: Final = "restored.json"
 
@@ -21,6 +22,8 @@ class Origins(msgspec.Struct, frozen=True):
 
     cluster: str
     positions: list[int]
+    # The restore's claims of the shards' parts of the object store; none for shards that were never flushed.
+    claims: list[StoreClaimed | None] = []
 
 
 def read_origins(data_dir: Path) -> Origins | None:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -22,12 +23,16 @@ from nats.aio.msg import Msg
 
 from millstream.clock import Clock
 from millstream.cluster.membership import Membership
-from millstream.errors import MillstreamError, NotLeader, Unavailable
+from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown, Unavailable
 from millstream.log.broker_link import BrokerLink
 from millstream.log.jetstream_log import JetStreamLog, LogTrimmed
 from millstream.log.log_tail import LogTail
+from millstream.shard.deadlines import TOUCHES_PER_RECORD
+from millstream.shard.ownership import StoreRefused
+from millstream.shard.quarantine import Unapplicable
 from millstream.shard.shard import Shard
-from millstream.streams.records import LeaderStarted
+from millstream.slices import batched
+from millstream.streams.records import LeaderStarted, StoreClaimed
 from millstream.tasks import end
 
 logger = logging.getLogger("millstream.cluster")
@@ -35,6 +40,7 @@ logger = logging.getLogger("millstream.cluster")
 FRESHNESS_POLL_SECONDS: Final = 0.5
 FRESH_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 0.2
+REFUSED_SECONDS: Final = 5.0
 APPLY_SLICE: Final = 32
 DRAIN_SECONDS: Final = 5.0
 
@@ -79,6 +85,8 @@ class Replica:
         self.is_retired = False
         self._fresh_at = float("-inf")
         self.known_sequence = self.known_position = 0
+        # The last claim of the object store in the log when this node had caught up with it.
+        self._claim_found: StoreClaimed | None = None
         self._leave = asyncio.Event()
         self._successor: int | None = None
         self._before_release: Callable[[], Awaitable[None]] | None = None
@@ -123,9 +131,9 @@ class Replica:
     async def start(self) -> None:
         await self._link.ask(self._subscribe())
         self.shard.run()
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        self._tasks = [loop.create_task(self._run_forever()), loop.create_task(self._verify_forever())]
+        self._loop = asyncio.get_running_loop()
+        start = partial(self.shard.supervisor.start, of=f"shard {self.number}", is_vital=True)
+        self._tasks = [start("replica", self._run_forever), start("freshness", self._verify_forever)]
 
     async def abandon(self, timeout_seconds: float | None = None) -> None:
         """Follow no more and close the shard, whatever state it is in."""
@@ -167,6 +175,15 @@ class Replica:
                 self._membership.candidates.discard(self.number)
                 self.on_outdated()
                 return
+            except Unapplicable as error:
+                # Restoring would only lead here again: this node neither leads nor follows until somebody decides.
+                logger.critical("shard %d stops here: %s; %s", self.number, error.message, error.hint)
+                self._membership.candidates.discard(self.number)
+                self.shard.committer.refuse(OutcomeUnknown(error.message, code="apply_failed", hint=error.hint))
+                return
+            except StoreRefused as error:
+                logger.critical("shard %d accepts no writes: %s; %s", self.number, error.message, error.hint)
+                await asyncio.sleep(REFUSED_SECONDS)
             except MillstreamError as error:
                 logger.info("shard %d: %s", self.number, error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -182,7 +199,7 @@ class Replica:
         self.shard.follow(NotLeader("another node leads this shard"))
         _, end = await self._link.ask(self.log.bounds())
         while not self._membership.is_kept(self.number):
-            if self.shard.hot.bytes > self.shard.hot_bytes_max and self.shard.machine.sealed:
+            if self.shard.budget.used > self.shard.hot_bytes_max and self.shard.machine.sealed:
                 # Memory is full of what a flush has made cold: it comes free when the catalog has followed.
                 self._membership.candidates.discard(self.number)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -190,6 +207,7 @@ class Replica:
             await self._advance()
             if not self.is_caught_up and self.log.sequence >= end:
                 self.is_caught_up = True
+                self._claim_found = self.shard.machine.store_claim
                 logger.info("shard %d: caught up at position %d", self.number, self.applied_position)
             if self.is_caught_up and self._is_wanted():
                 self._membership.candidates.add(self.number)
@@ -223,10 +241,16 @@ class Replica:
         generation = self._membership.generation(self.number)
         if generation == 0:
             return
+        fence = LeaderStarted(self._membership.sign.node, generation, self._clock.now_ms())
         try:
-            await self.shard.lead(LeaderStarted(self._membership.sign.node, generation, self._clock.now_ms()))
+            await self.shard.lead(fence, claims_later=self._is_store_known)
         except NotLeader:
             return  # somebody wrote meanwhile: there is more to catch up with
+        except StoreRefused:
+            self.shard.committer.refuse(NotLeader("the object store is not this cluster's; nothing was written"))
+            await self.shard.committer.drain()
+            self.log.resign()
+            raise
         self.role = "leading"
         logger.info("leading shard %d, generation %d", self.number, generation)
         self._duties.resume()
@@ -235,6 +259,7 @@ class Replica:
         finally:
             self.role = "leaving"
             self._duties.pause()
+        failure = self.shard.committer.failure
         self.shard.committer.refuse(NotLeader("another node leads this shard from now on; nothing was written"))
         await self.shard.committer.drain()
         self.log.resign()
@@ -242,6 +267,16 @@ class Replica:
         if self._before_release is not None:
             await self._before_release()
         await self._link.ask(self._membership.release(self.number, self._successor))
+        if isinstance(failure, OutcomeUnknown):
+            raise Unapplicable(failure.message, hint=failure.hint)  # what this node knows is not what the log says
+
+    @property
+    def _is_store_known(self) -> bool:
+        """Whether a leader has found the object store to be this cluster's while this node followed it.
+
+        Then a change of leader need not keep writers waiting for the store, which may be slow, or down.
+        """
+        return self.shard.ownership.refusal is None and self.shard.machine.store_claim != self._claim_found
 
     # -- freshness and touches -----------------------------------------------------------------------------------
 
@@ -265,6 +300,19 @@ class Replica:
         if self.role == "leading" and self.log.is_writing and self._membership.holds(self.number):
             await message.respond(b"%d %d" % (self.log.sequence, self.applied_position))
 
+    async def _ask_end(self, seconds: float = FRESHNESS_POLL_SECONDS * 2) -> tuple[int, int]:
+        answer = await self._link.ask(self._link.request(self._topic("end"), seconds=seconds))
+        end, position = map(int, answer.data.split(b" "))
+        return end, position
+
+    async def is_led(self) -> bool:
+        """Whether a node answers as the leader: one that has the lease may still be catching up."""
+        try:
+            await self._ask_end(RETRY_SECONDS)
+        except (Unavailable, ValueError):
+            return False
+        return True
+
     async def _verify_forever(self) -> None:
         """Ask the leader now and then where the log ends; who has that was current when the question was sent."""
         while True:
@@ -273,10 +321,7 @@ class Replica:
                 continue
             asked_at = self._clock.monotonic()
             try:
-                answer = await self._link.ask(
-                    self._link.request(self._topic("end"), seconds=FRESHNESS_POLL_SECONDS * 2)
-                )
-                end, self.known_position = map(int, answer.data.split(b" "))
+                end, self.known_position = await self._ask_end()
             except (Unavailable, ValueError):
                 continue
             self.known_sequence = end
@@ -287,7 +332,8 @@ class Replica:
                 self._fresh_at = asked_at
 
     def _forward_touches(self, touched: dict[int, int]) -> None:
-        self._link.submit(self._link.publish(self._topic("touched"), msgspec.msgpack.encode(touched)))
+        for some in batched(list(touched.items()), TOUCHES_PER_RECORD):
+            self._link.submit(self._link.publish(self._topic("touched"), msgspec.msgpack.encode(dict(some))))
 
     async def _touched_elsewhere(self, message: Msg) -> None:
         if self.role == "leading":

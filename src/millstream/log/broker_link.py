@@ -24,7 +24,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from millstream.errors import MillstreamError, Unavailable
-from millstream.tasks import end
+from millstream.tasks import Supervisor, end
 
 logger = logging.getLogger("millstream.broker")
 
@@ -42,6 +42,8 @@ FETCH_MESSAGES: Final = 256
 
 NOT_AVAILABLE: Final = 10008
 STREAM_NOT_FOUND: Final = 10059
+# More than the stream, or the broker, allows in one message.
+TOO_LARGE: Final = 10054
 # The second where what came before it is still being stored.
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
@@ -74,9 +76,10 @@ class Stored(NamedTuple):
 
 
 class BrokerLink:
-    def __init__(self, settings: BrokerSettings, name: str) -> None:
+    def __init__(self, settings: BrokerSettings, name: str, supervisor: Supervisor | None = None) -> None:
         self._settings = settings
         self._name = name
+        self.supervisor = supervisor or Supervisor()
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="millstream-broker", daemon=True)
         self.client: Client = Client()
@@ -182,6 +185,9 @@ class BrokerLink:
     async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
         try:
             await self.client.publish(subject, data, reply=reply, headers=headers)
+        except nats.errors.MaxPayloadError:
+            limit = self.payload_bytes_max
+            raise BrokerRefusal(f"{len(data)} bytes are more than the {limit} it takes", TOO_LARGE) from None
         except (nats.errors.Error, OSError) as error:
             raise _unreachable(error) from None
 

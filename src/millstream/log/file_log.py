@@ -18,7 +18,8 @@ from queue import SimpleQueue
 from typing import Final
 
 from millstream.clock import Clock
-from millstream.errors import Corrupt, MillstreamError, OutcomeUnknown, Unavailable
+from millstream.descriptors import Descriptor
+from millstream.errors import Corrupt, MillstreamError, OtherFormat, OutcomeUnknown, Unavailable
 from millstream.log.disk import ALLOCATION_BYTES, Disk
 from millstream.log.frames import (
     SEGMENT_HEADER_BYTES,
@@ -34,14 +35,29 @@ from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
 from millstream.measures import SYNC_SECONDS, Histogram
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
+# A frame has 32 bits for its length; reading one takes its size in memory twice.
+RECORD_BYTES_MAX: Final = 1 << 30
+CLOSE_SECONDS: Final = 5.0
 BLOCK_SECONDS_DEFAULT: Final = 0.001
 # One slow sync in this many quick ones still counts as a slow disk.
 SYNC_MEMORY: Final = 16
 
 
+def stored_batches(directory: Path) -> Iterator[LogBatch]:
+    """What a log holds, for those who only look: nothing is cut or repaired."""
+    for path in sorted(directory.glob("*.log")):
+        data = memoryview(path.read_bytes())
+        header = decode_segment_header(data)
+        at = SEGMENT_HEADER_BYTES
+        while header is not None and (found := decode_frame(data, at, header.salt)) is not None:
+            batch, at = found
+            yield batch
+
+
 class FileLog:
     window = 1
     batch_bytes_max = BATCH_BYTES_MAX
+    record_bytes_max = RECORD_BYTES_MAX
 
     def __init__(
         self,
@@ -64,7 +80,7 @@ class FileLog:
         self._sync_seconds = sync_seconds or Histogram(SYNC_SECONDS)
         self.notices: list[str] = []
         self.failure: str | None = None
-        self._descriptor = -1
+        self._file: Descriptor | None = None
         self._salt = 0
         self._end = 0  # where the next frame goes
         self._allocated = 0  # up to where the file holds zeros
@@ -108,10 +124,7 @@ class FileLog:
 
     def _check_header(self, path: Path, header: SegmentHeader, expected: int | None) -> None:
         if header.version != VERSION:
-            raise Corrupt(
-                f"{path} is written in log format {header.version}; this millstream reads format {VERSION}",
-                hint="run the version of millstream that wrote it",
-            )
+            raise OtherFormat(f"the log file {path}", found=header.version, known=VERSION)
         if header.shard != self._shard:
             raise Corrupt(f"{path} belongs to shard {header.shard}, not {self._shard}")
         if expected is not None and header.first != expected:
@@ -129,9 +142,9 @@ class FileLog:
                 " (it was never acknowledged)"
             )
         if is_last:
-            self._descriptor = os.open(path, os.O_RDWR)
-            self._disk.truncate(self._descriptor, at)
-            self._disk.sync(self._descriptor)
+            self._file = Descriptor(path, os.O_RDWR)
+            self._disk.truncate(self._file.number, at)
+            self._disk.sync(self._file.number)
             self._salt, self._end, self._allocated = header.salt, at, at
 
     def _damage(self, path: Path, at: int, what: str) -> Corrupt:
@@ -144,7 +157,7 @@ class FileLog:
     # -- appending -----------------------------------------------------------------------------------------
 
     def start(self, first_position: int, deliver: Callable[..., object]) -> None:
-        if self._descriptor < 0:
+        if self._file is None:
             self._open_segment(first_position)
         self._deliver = deliver
         self._thread = threading.Thread(target=self._run, name="millstream-log", daemon=True)
@@ -172,13 +185,13 @@ class FileLog:
                 frame = encode_frame(batch, self._salt)
             if self._end + len(frame) > self._allocated:
                 size = max(len(frame), min(ALLOCATION_BYTES, self._segment_bytes - self._end))
-                self._disk.allocate(self._descriptor, self._end, size)
+                self._disk.allocate(self._open_file.number, self._end, size)
                 self._allocated = self._end + size
         except OSError as error:
             return self._undo_write(error)
         started = self._clock.monotonic()
         try:
-            self._disk.write_durably(self._descriptor, frame, self._end)
+            self._disk.write_durably(self._open_file.number, frame, self._end)
         except OSError as error:
             # The kernel may have dropped the pages it could not write, and says so only once. Trying again
             # would report success for bytes that are not there.
@@ -194,7 +207,7 @@ class FileLog:
         """A write that failed leaves nothing behind, so the log can go on when there is room again."""
         reason = error.strerror or str(error)
         try:
-            self._disk.truncate(self._descriptor, self._end)
+            self._disk.truncate(self._open_file.number, self._end)
             self._allocated = self._end
         except OSError as second:
             self.failure = f"a write failed ({reason}) and could not be undone ({second.strerror})"
@@ -210,20 +223,25 @@ class FileLog:
     def _open_segment(self, first: int) -> None:
         salt = int.from_bytes(self._clock.random_bytes(4), "little")
         path = self._directory / f"{first:020d}.log"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+        file = Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             header = encode_segment_header(SegmentHeader(VERSION, self._shard, first, salt))
-            self._disk.write(descriptor, header, 0)
-            self._disk.sync(descriptor)
+            self._disk.write(file.number, header, 0)
+            self._disk.sync(file.number)
             self._disk.sync_directory(self._directory)
         except OSError:
-            os.close(descriptor)
+            file.close()
             path.unlink()
             raise
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self._salt = descriptor, salt
+        former, self._file, self._salt = self._file, file, salt
         self._end = self._allocated = SEGMENT_HEADER_BYTES
+        if former is not None:
+            former.close()
+
+    @property
+    def _open_file(self) -> Descriptor:
+        assert self._file is not None
+        return self._file
 
     # -- letting go ------------------------------------------------------------------------------------------
 
@@ -238,11 +256,13 @@ class FileLog:
     def close(self) -> None:
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
+            if self._thread.is_alive():
+                return  # a disk that does not answer keeps the file; nobody waits for it, and it ends with the process
             self._thread = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _holds_data(data: memoryview) -> bool:

@@ -31,12 +31,18 @@ class Log(Protocol):
     called when `append` returns. After `Unavailable` nothing of the batch is in the log and later appends may succeed;
     after `OutcomeUnknown` the log accepts nothing more, and after `NotLeader` nothing until it is started again. `trim`
     forgets batches that end at or before a position; calling it twice is harmless. A batch should hold no more than
-    `batch_bytes_max`, unless a single record does.
+    `batch_bytes_max`, unless a single record does. No record may be larger than `record_bytes_max`, which is at least
+    as much: whoever appends sees to it. An error that would come again with every attempt is answered, not tried again.
     """
 
     window: int
     batch_bytes_max: int
     notices: list[str]
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The largest encoded record that the log takes at present."""
+        ...
 
     @property
     def exists(self) -> bool:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +26,7 @@ from nats.aio.msg import Msg
 
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, NotLeader
-from millstream.log.broker_link import REQUEST_SECONDS, BrokerLink
+from millstream.log.broker_link import REQUEST_SECONDS, TOO_LARGE, BrokerLink, BrokerRefusal
 from millstream.log.chain import BATCH, Chain, StoredBatch, decode_batch
 from millstream.log.interface import Done, LogBatch
 from millstream.tasks import end
@@ -35,7 +36,8 @@ logger = logging.getLogger("millstream.log")
 WINDOW_DEFAULT: Final = 2
 ACKNOWLEDGE_SECONDS: Final = 1.0
 RESOLVE_PAUSE_SECONDS: Final = 0.1
-CLOSE_SECONDS: Final = 15.0
+RESTART_SECONDS: Final = (0.1, 5.0)
+CLOSE_SECONDS: Final = 2.0
 WINDOW_MAX: Final = 32
 LOOK_BACK: Final = 2 * WINDOW_MAX
 HEADER_BYTES: Final = 4096
@@ -132,6 +134,11 @@ class JetStreamLog:
     @property
     def exists(self) -> bool:
         return True
+
+    @property
+    def record_bytes_max(self) -> int:
+        """What the broker takes now: it may have been given another configuration since."""
+        return self._link.payload_bytes_max - HEADER_BYTES
 
     @property
     def is_writing(self) -> bool:
@@ -236,10 +243,10 @@ class JetStreamLog:
                 await self._link.subscribe(f"{self._inbox}.>", self._acknowledged),
                 await self._link.subscribe(f"{ELECTED}.{self.names.stream}", self._elected),
             ]
-            self._tasks = [
-                asyncio.get_running_loop().create_task(self._send_forever()),
-                asyncio.get_running_loop().create_task(self._resolve_forever()),
-            ]
+            start = partial(
+                self._link.supervisor.start, of=self.names.stream, is_vital=True, pause_seconds=RESTART_SECONDS
+            )
+            self._tasks = [start("log sending", self._send_forever), start("log resolving", self._resolve_forever)]
             self._link.on_reconnect.append(self._trouble.set)
         assert not self._in_flight
         self._fence = 0
@@ -263,8 +270,13 @@ class JetStreamLog:
             entry = await self._outgoing.get()
             try:
                 await self._send(entry)
+            except BrokerRefusal as refusal:
+                self._give_up(refusal)
             except MillstreamError:
                 self._trouble.set()
+            except Exception:
+                self._trouble.set()  # what became of it is looked into before this goes on
+                raise
 
     async def _send(self, entry: _Entry) -> None:
         first, following, payload = entry.batch
@@ -283,7 +295,11 @@ class JetStreamLog:
             answer = msgspec.json.decode(message.data)
         except msgspec.DecodeError:
             answer = {"error": "no responders"}
-        if answer.get("error") is not None or answer.get("seq") != sequence:
+        error = answer.get("error")
+        if isinstance(error, dict) and error.get("err_code") == TOO_LARGE:
+            self._give_up(BrokerRefusal(str(error.get("description")), TOO_LARGE))
+            return
+        if error is not None or answer.get("seq") != sequence:
             self._trouble.set()
             return
         for entry in self._in_flight:
@@ -328,10 +344,15 @@ class JetStreamLog:
             self._is_resolving = True
             try:
                 await self._resolve()
+            except BrokerRefusal as refusal:
+                self._give_up(refusal)
             except MillstreamError as error:
                 logger.info("the outcome of %d batches is open, trying again: %s", len(self._in_flight), error)
                 self._trouble.set()
                 await asyncio.sleep(RESOLVE_PAUSE_SECONDS)
+            except Exception:
+                self._trouble.set()
+                raise
             finally:
                 self._is_resolving = False
 
@@ -366,10 +387,20 @@ class JetStreamLog:
     def _step_down(self, winner: StoredBatch) -> None:
         """Somebody else's batch lies where ours would have gone: none of ours can ever be stored."""
         logger.info("sequence %d was written by another node: this one no longer leads", winner.sequence)
-        self._deposed = NotLeader("another node leads the shard by now; nothing of this was written")
+        self._depose(NotLeader("another node leads the shard by now; nothing of this was written"))
+
+    def _depose(self, reason: NotLeader) -> None:
+        self._deposed = reason
         refused, self._in_flight = self._in_flight, deque()
         for entry in refused:
-            self._deliver(entry.done, self._deposed)
+            self._deliver(entry.done, reason)
+
+    def _give_up(self, refusal: BrokerRefusal) -> None:
+        """The broker will never take a batch. Those behind it rest on it, and a copy of one of them may still be on its
+        way; so this writer ends here, and whoever goes on does so behind a fence of its own."""
+        sizes = [len(entry.batch.payload) for entry in self._in_flight]
+        logger.error("the broker refuses a batch for good (%s); batches in flight: %s bytes", refusal, sizes)
+        self._depose(NotLeader(f"the broker refused to store this: {refusal.message}; nothing was written"))
 
     def resign(self) -> None:
         """Accept nothing more; what is in flight is still resolved."""

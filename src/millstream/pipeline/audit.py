@@ -125,7 +125,9 @@ def _audit(spark: SparkSession, options: AuditOptions, server: JobServer) -> Aud
     problems += _check_server(server, settings, views, set(live))
     segments = [segment for _, segment in placed]
     figures = [
-        SegmentFigure(one.bucket, one.first_at_ms // DAY_MS, one.payload_bytes, one.size, live.get(one.path, 0))
+        SegmentFigure(
+            one.bucket or "(shared)", one.first_at_ms // DAY_MS, one.payload_bytes, one.size, live.get(one.path, 0)
+        )
         for one in segments
     ]
     return AuditReport(

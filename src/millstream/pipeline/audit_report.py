@@ -8,6 +8,7 @@ from typing import Final
 from millstream.pipeline import charts
 from millstream.pipeline.audit import AuditReport, SegmentFigure
 from millstream.pipeline.usage import day_of
+from millstream.sizes import human_bytes
 
 SIZE_STEPS: Final = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 SIZE_NAMES: Final = ("< 1 MiB", "1–4 MiB", "4–16 MiB", "16–64 MiB", "64–256 MiB", "≥ 256 MiB")
@@ -20,8 +21,16 @@ def render(report: AuditReport, url: str) -> str:
         f'<p class="note">{escape(url)}, {positions(report)}, checked in {report.seconds:.1f} s</p>',
         f'<p><span class="verdict {"good" if is_good else "bad"}">{verdict}</span></p>',
         charts.table(
-            ("segments", "messages", "payload bytes", "streams", "problems"),
-            [(report.segments, report.messages, report.payload_bytes, report.streams, len(report.problems))],
+            ("segments", "messages", "payload", "streams", "problems"),
+            [
+                (
+                    report.segments,
+                    report.messages,
+                    human_bytes(report.payload_bytes),
+                    report.streams,
+                    len(report.problems),
+                )
+            ],
         ),
     ]
     if report.problems:

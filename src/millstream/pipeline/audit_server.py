@@ -46,7 +46,7 @@ async def _load(settings: ObjectStoreSettings) -> list[View]:
 def _differences(server: JobServer, view: View, alive: set[str]) -> list[Difference]:
     differences: list[Difference] = []
     connection = server.connection
-    with Client(connection.url, token=connection.token) as client:
+    with Client(connection.url, token=connection.token, ssl_context=connection.trust()) as client:
         for bucket in sorted({stream.key.bucket for stream in view.streams.values()}):
             try:
                 parse_bucket(bucket)
@@ -59,16 +59,17 @@ def _differences(server: JobServer, view: View, alive: set[str]) -> list[Differe
 
 def _segments(server: JobServer, view: View, bucket: str, alive: set[str]) -> list[Difference]:
     listed = {ref.path: ref for shard in server.cold(bucket).shards for ref in shard.refs()}
-    expected = {path: ref for path, ref in view.cold.segments.items() if ref.bucket == bucket}
+    named = view.cold.segments
+    expected = {path: ref for path, ref in named.items() if ref.bucket == bucket}
     differences = [
         (path, "the server reads this segment, and no manifest names it")
         for path, ref in listed.items()
-        if path not in expected and ref.last_position < view.through
+        if path not in named and ref.last_position < view.through
     ]
     differences += [
         (path, "the server and the manifests disagree about this segment")
         for path, ref in listed.items()
-        if path in expected and expected[path] != ref
+        if path in named and named[path] != ref
     ]
     differences += [
         (path, "this segment holds live messages, and the server does not read it")

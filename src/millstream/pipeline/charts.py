@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
+from millstream.sizes import human_bytes
+
 COLOURS: Final = ("#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
 WIDTH: Final = 860
 HEIGHT: Final = 260
@@ -38,7 +40,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
     """One bar for each label, each series a piece of it; more series than colours are one called `others`."""
     shown = _limited(series)
     totals = [sum(one.values[index] for one in shown) for index in range(len(labels))]
-    top = _round_up(max(totals, default=0.0))
+    top = _round_up(max(totals, default=0.0), unit)
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
     step = inner_width / max(len(labels), 1)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
@@ -78,10 +80,12 @@ def _limited(series: Sequence[Series]) -> list[Series]:
     return [*kept, Series(f"{len(rest)} others", others)]
 
 
-def _round_up(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
+def _round_up(value: float, unit: str) -> float:
+    """The next 1, 2 or 5 times a power of ten; of bytes, of the unit that they are shown in."""
     if value <= 0:
         return 1.0
+    if unit == "B" and value >= 1024:
+        return 1024 * _round_up(value / 1024, unit)
     power = 1.0
     while power * 10 <= value:
         power *= 10
@@ -91,7 +95,9 @@ def _round_up(value: float) -> float:
 
 
 def human(value: float, unit: str) -> str:
-    """A number with as many digits as are read: `12.5 MB`, `3.2 k`."""
+    """A number with as many digits as are read: `12.5 MiB`, `3.2 k`."""
+    if unit == "B":
+        return human_bytes(round(value))
     scaled, prefix = value, ""
     for candidate in ("", "k", "M", "G", "T", "P"):
         scaled, prefix = value, candidate

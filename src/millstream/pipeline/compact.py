@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import Conflict, MillstreamError
-from millstream.pipeline.planning import Group, Limits, groups_of, plan_group, weigh
+from millstream.pipeline.planning import Group, Limits, Share, groups_of, plan_group, weigh
 from millstream.pipeline.rewriting import Part, rewrite
 from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import run_tasks
@@ -142,7 +142,7 @@ def _run(
 def _compact_group(
     spark: SparkSession, server: JobServer, settings: ObjectStoreSettings, group: Group, committing: threading.Lock
 ) -> _Tally | None:
-    parts = [_part(settings, group, first, last) for first, last in group.ranges()]
+    parts = [_part(settings, group, share, *edges) for share in group.shares() for edges in share.ranges()]
     try:
         answers = run_tasks(spark, parts, _rewrite)
         written = [msgspec.json.decode(answer, type=_Written) for answer in answers]
@@ -170,10 +170,10 @@ def _rewrite(part: Part) -> bytes:
     return msgspec.json.encode(_Written(segment, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
 
 
-def _part(settings: ObjectStoreSettings, group: Group, first: Any, last: Any) -> Part:
+def _part(settings: ObjectStoreSettings, group: Group, share: Share, first: Any, last: Any) -> Part:
     source = min(group.sources, key=lambda segment: segment.first_position)
-    path = compacted_path(group.bucket, source.first_at_ms, group.shard, source.first_position, secrets.token_bytes(8))
-    return Part(settings, path, group.bucket, group.shard, group.sources, first, last, group.kept_from)
+    path = compacted_path(share.bucket, source.first_at_ms, group.shard, source.first_position, secrets.token_bytes(8))
+    return Part(settings, path, share.bucket, group.shard, group.sources, first, last, share.kept_from)
 
 
 def _discard(settings: ObjectStoreSettings, parts: list[Part]) -> None:

@@ -22,7 +22,7 @@ import pyarrow as arrow
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from millstream.pipeline.typing_json import CORRUPT, KINDS, Fields, column_name, columns_of, observe
+from millstream.pipeline.typing_json import CORRUPT, KINDS, Fields, column_names, columns_of, observe
 from millstream.protocol.content_types import is_json
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
 
@@ -30,15 +30,15 @@ TIMESTAMP: Final = arrow.timestamp("us", tz="UTC")
 RAW_SCHEMA: Final = arrow.schema(
     [
         ("stream", arrow.string()),
-        ("offset", arrow.int64()),
-        ("next_offset", arrow.int64()),
+        ("offset_start", arrow.int64()),
+        ("offset_end", arrow.int64()),
         ("position", arrow.int64()),
         ("appended_at", TIMESTAMP),
         ("content_type", arrow.string()),
         ("payload", arrow.binary()),
     ]
 )
-PLACE_COLUMNS: Final = ["stream", "offset", "next_offset", "position", "appended_at"]
+PLACE_COLUMNS: Final = ["stream", "offset_start", "offset_end", "position", "appended_at"]
 ROWS_AT_ONCE: Final = 65_536
 
 
@@ -66,7 +66,7 @@ class FileTask(NamedTuple):
 
 
 def typed_schema(fields: Fields) -> arrow.Schema:
-    columns = [(column_name(name), KINDS[kind]) for name, kind in fields.items()]
+    columns = [(name, KINDS[kind]) for name, kind in zip(column_names(fields), fields.values(), strict=True)]
     return arrow.schema([*(RAW_SCHEMA.field(name) for name in PLACE_COLUMNS), *columns, (CORRUPT, arrow.string())])
 
 

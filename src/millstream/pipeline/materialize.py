@@ -2,7 +2,11 @@
 
 Publishing at N makes N the earliest offset: who joins reads one small object, and what came before can be reclaimed.
 A stream that has a snapshot is folded on from there; one without anything new is left alone, so a second run does
-nothing. A snapshot is published under the offset it stands for, so a task that is run twice publishes the same again.
+nothing. A snapshot is published under the offset it stands for, so a task that is run twice publishes the same again;
+and only onto the stream that was read, never onto one that was created under its name since.
+
+A stream whose messages the fold cannot take, or whose snapshot the server refuses, is left as it is and named in the
+summary; the others go on.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as arrow
 
-from millstream.client import Client, Conflict, Gone, NotFound
+from millstream.client import BadRequest, Client, Conflict, Gone, NotFound
 from millstream.clock import monotonic_seconds
+from millstream.errors import ConfigurationError
 from millstream.pipeline import folds
 from millstream.pipeline.tasks import run_edges
 from millstream.protocol.offsets import format_offset
@@ -29,7 +35,10 @@ if TYPE_CHECKING:
 PUBLISHERS: Final = 24
 PUBLISHING_MAX: Final = 192
 CHUNK_BYTES: Final = 4 << 20
-_COLUMNS: Final = "published long, overtaken long, messages long, read_bytes long, snapshot_bytes long"
+FAILURES_NAMED_MAX: Final = 1_000
+REASON_CHARACTERS_MAX: Final = 300
+_COUNTS: Final = ("published", "overtaken", "messages", "read_bytes", "snapshot_bytes", "failed")
+_COLUMNS: Final = ", ".join(f"{name} long" for name in _COUNTS) + ", failures binary"
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,15 @@ class MaterializeOptions:
     messages_min: int = 1
     """Streams with fewer new messages are left alone."""
     partitions: int | None = None
+    is_dry_run: bool = False
+    """Fold everything and publish nothing."""
+
+
+class Failure(NamedTuple):
+    """A stream that was left as it is, and why."""
+
+    stream: str
+    reason: str
 
 
 class MaterializeSummary(NamedTuple):
@@ -53,12 +71,13 @@ class MaterializeSummary(NamedTuple):
     messages: int
     read_bytes: int
     snapshot_bytes: int
+    failed: int
+    failures: list[Failure]
+    """Some of the streams that failed; all of them, unless there are very many."""
     seconds: float
 
 
 def materialize(spark: SparkSession, options: MaterializeOptions) -> MaterializeSummary:
-    from pyspark.sql import functions
-
     started = monotonic_seconds()
     folding = folds.find(options.fold, options.key, options.content_type)
     folds.travel(options.fold)
@@ -67,7 +86,7 @@ def materialize(spark: SparkSession, options: MaterializeOptions) -> Materialize
         .options(**options.source_options)
         .option("bucket", options.bucket)
         .option("prefix", options.prefix)
-        .option("columns", "stream,offset,next_offset,position,payload")
+        .option("columns", "stream,incarnation,offset_start,offset_end,position,payload")
         .load()
     )
     if options.fold == folds.YJS:
@@ -78,25 +97,27 @@ def materialize(spark: SparkSession, options: MaterializeOptions) -> Materialize
     def fold_all(batches: Iterator[arrow.RecordBatch]) -> Iterator[arrow.RecordBatch]:
         yield _Folder(options, folding).run(batches)
 
-    names = [part.split()[0] for part in _COLUMNS.split(", ")]
-    sums = [functions.coalesce(functions.sum(name), functions.lit(0)).alias(name) for name in names]
-    total = ordered.mapInArrow(fold_all, _COLUMNS).agg(*sums).collect()[0]
-    published, overtaken, messages, read_bytes, snapshot_bytes = (int(total[name]) for name in names)
-    seconds = monotonic_seconds() - started
-    return MaterializeSummary(published, overtaken, messages, read_bytes, snapshot_bytes, seconds)
+    tasks = ordered.mapInArrow(fold_all, _COLUMNS).collect()
+    counts = {name: sum(int(task[name]) for task in tasks) for name in _COUNTS}
+    named = [one for task in tasks for one in msgspec.json.decode(bytes(task["failures"]), type=list[Failure])]
+    return MaterializeSummary(
+        **counts, failures=sorted(named)[:FAILURES_NAMED_MAX], seconds=monotonic_seconds() - started
+    )
 
 
 class _Stream:
     """One stream's messages, folded as they come."""
 
-    def __init__(self, name: str, first_offset: int) -> None:
+    def __init__(self, name: str, incarnation: int, first_offset: int) -> None:
         self.name = name
+        self.incarnation = incarnation
         self.first_offset = first_offset
         self.state: bytes | None = None
         self.pending: list[bytes] = []
         self.pending_bytes = 0
         self.messages = 0
         self.end = first_offset
+        self.has_failed = False
 
 
 class _Folder:
@@ -105,10 +126,13 @@ class _Folder:
     def __init__(self, options: MaterializeOptions, folding: folds.Folding) -> None:
         self._options = options
         self._folding = folding
-        self._client = Client(options.connection.url, token=options.connection.token)
+        self._client = Client(
+            options.connection.url, token=options.connection.token, ssl_context=options.connection.trust()
+        )
         self._current: _Stream | None = None
-        self._publishing: list[Future[int | None]] = []
-        self._totals = [0, 0, 0, 0, 0]
+        self._publishing: list[Future[int | Failure | None]] = []
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._failures: list[Failure] = []
 
     def run(self, batches: Iterator[arrow.RecordBatch]) -> arrow.RecordBatch:
         with self._client, ThreadPoolExecutor(PUBLISHERS, thread_name_prefix="millstream-publish") as threads:
@@ -116,18 +140,21 @@ class _Folder:
                 self._take(batch, threads)
             self._finish_stream(threads)
             self._settle(0)
-        columns = [arrow.array([value], arrow.int64()) for value in self._totals]
-        return arrow.record_batch(columns, [part.split()[0] for part in _COLUMNS.split(", ")])
+        columns = [arrow.array([self._counts[name]], arrow.int64()) for name in _COUNTS]
+        columns.append(arrow.array([msgspec.json.encode(self._failures)], arrow.binary()))
+        return arrow.record_batch(columns, [*_COUNTS, "failures"])
 
     def _take(self, batch: arrow.RecordBatch, threads: ThreadPoolExecutor) -> None:
-        names, payloads = batch.column("stream"), batch.column("payload")
-        offsets, ends = batch.column("offset"), batch.column("next_offset")
-        for first, stop in pairwise(run_edges(names)):
-            name = names[first].as_py()
-            if self._current is None or self._current.name != name:
+        names, incarnations, payloads = (batch.column(name) for name in ("stream", "incarnation", "payload"))
+        offsets, ends = batch.column("offset_start"), batch.column("offset_end")
+        for first, stop in pairwise(run_edges(incarnations)):
+            incarnation = incarnations[first].as_py()
+            if self._current is None or self._current.incarnation != incarnation:
                 self._finish_stream(threads)
-                self._current = _Stream(name, offsets[first].as_py())
+                self._current = _Stream(names[first].as_py(), incarnation, offsets[first].as_py())
             stream = self._current
+            if stream.has_failed:
+                continue
             messages = payloads.slice(first, stop - first).to_pylist()
             stream.pending += messages
             stream.pending_bytes += sum(map(len, messages))
@@ -137,30 +164,44 @@ class _Folder:
                 self._fold(stream)
 
     def _fold(self, stream: _Stream) -> None:
-        self._totals[3] += stream.pending_bytes
-        stream.state = self._folding.fold(stream.state, stream.pending)
+        self._counts["read_bytes"] += stream.pending_bytes
+        try:
+            stream.state = folded(self._folding, stream.state, stream.pending)
+        except _CannotFold as error:
+            stream.has_failed = True
+            self._fail(Failure(stream.name, str(error)))
         stream.pending, stream.pending_bytes = [], 0
+
+    def _fail(self, failure: Failure) -> None:
+        self._counts["failed"] += 1
+        if len(self._failures) < FAILURES_NAMED_MAX:
+            self._failures.append(failure)
 
     def _finish_stream(self, threads: ThreadPoolExecutor) -> None:
         stream, self._current = self._current, None
         if stream is None or stream.messages < self._options.messages_min:
             return
-        self._totals[2] += stream.messages
+        self._counts["messages"] += stream.messages
         if stream.first_offset == 0:
             if stream.pending:
                 self._fold(stream)
         else:
-            self._totals[3] += stream.pending_bytes
+            self._counts["read_bytes"] += stream.pending_bytes
+        if stream.has_failed:
+            return
         self._publishing.append(threads.submit(self._publish, stream))
         self._settle(PUBLISHING_MAX)
 
     def _settle(self, left: int) -> None:
         while len(self._publishing) > left:
-            size = self._publishing.pop(0).result()
-            self._totals[1 if size is None else 0] += 1
-            self._totals[4] += size or 0
+            outcome = self._publishing.pop(0).result()
+            if isinstance(outcome, Failure):
+                self._fail(outcome)
+            else:
+                self._counts["overtaken" if outcome is None else "published"] += 1
+                self._counts["snapshot_bytes"] += outcome or 0
 
-    def _publish(self, stream: _Stream) -> int | None:
+    def _publish(self, stream: _Stream) -> int | Failure | None:
         """The size of what was published; None if the stream has gone on without us."""
         handle = self._client.bucket(self._options.bucket).stream(stream.name)
         try:
@@ -169,12 +210,32 @@ class _Folder:
                 # It goes on from a snapshot, or from the stream it was forked from: the server has the whole.
                 state, end = self._bootstrapped(handle)
             assert state is not None
-            handle.publish_snapshot(state, format_offset(end), self._folding.content_type)
+            if not self._options.is_dry_run:
+                # The name may belong to another stream by now: the state is published onto the one it is of.
+                handle.publish_snapshot(
+                    state, format_offset(end), self._folding.content_type, incarnation=stream.incarnation
+                )
         except (NotFound, Gone, Conflict):
             return None
+        except (_CannotFold, BadRequest) as error:
+            return Failure(stream.name, str(error)[:REASON_CHARACTERS_MAX])
         return len(state)
 
     def _bootstrapped(self, handle: Any) -> tuple[bytes, int]:
         found = handle.bootstrap()
         state = found.snapshot.data if found.snapshot is not None else None
-        return self._folding.fold(state, found.messages), int(found.next_offset.partition("_")[2])
+        return folded(self._folding, state, found.messages), int(found.next_offset.partition("_")[2])
+
+
+class _CannotFold(Exception):
+    """A fold that raised. Its text says what, and says nothing of the rest of the job."""
+
+
+def folded(folding: folds.Folding, state: bytes | None, messages: list[bytes]) -> bytes:
+    """What a fold makes of messages. Whatever it raises is about these messages, except that it cannot run at all."""
+    try:
+        return folding.fold(state, messages)
+    except (ConfigurationError, MemoryError):
+        raise
+    except Exception as error:
+        raise _CannotFold(f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]) from error

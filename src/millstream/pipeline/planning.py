@@ -1,6 +1,7 @@
 """Planning a compaction: which segments are merged with which, and where the new ones are cut.
 
-Segments of one bucket and day are merged, so that the layout by day stays true. A segment takes part if it is small, or
+Segments of one bucket and day are merged, so that the layout by day stays true; so are those that buckets share, out
+of which a bucket that has enough gets segments of its own. A segment takes part if it is small, or
 if much of it is dead. A group of them becomes a few new segments, each a contiguous range of streams and offsets. What
 one group takes is bounded in bytes, segments and runs, and so are the memory of a task and the work of the server that
 checks it.
@@ -9,21 +10,23 @@ checks it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from millstream.pipeline.rewriting import Key, read_footer
+from millstream.pipeline.rewriting import Key, read_footer, shared_name
 from millstream.pipeline.view import View
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import Objects
-from millstream.tiers.segments import Extent, Footer
+from millstream.tiers.segments import SHARED, Extent, Footer
 
 DAY_MS: Final = 86_400_000
 FOOTERS_AT_ONCE: Final = 16
 PARTS_PER_GROUP: Final = 2
 SEGMENTS_PER_GROUP: Final = 1_000
 RUNS_PER_GROUP: Final = 200_000
+# A bucket with so much in segments that it shares gets one of its own.
+OWN_SEGMENT_BYTES: Final = 1 << 20
 
 
 class Weight(NamedTuple):
@@ -44,12 +47,34 @@ class Group(NamedTuple):
     live_bytes: int
     cuts: list[Key]
     kept_from: dict[int, int]
+    # Of segments that buckets shared: those buckets that have enough for segments of their own by now.
+    apart: Sequence[Share] = ()
 
     def ranges(self) -> Iterator[tuple[Key, Key | None]]:
-        edges: list[Key | None] = [("", -1, -1), *self.cuts, None]
-        for first, last in pairwise(edges):
-            assert first is not None
-            yield first, last
+        return _ranges(self.cuts)
+
+    def shares(self) -> list[Share]:
+        """What becomes of the group, bucket by bucket; the last is what they still share."""
+        rest = Share(self.bucket, self.cuts, self.kept_from)
+        return [*self.apart, rest] if self.kept_from else [*self.apart]
+
+
+class Share(NamedTuple):
+    """The new segments of one bucket."""
+
+    bucket: str
+    cuts: list[Key]
+    kept_from: dict[int, int]
+
+    def ranges(self) -> Iterator[tuple[Key, Key | None]]:
+        return _ranges(self.cuts)
+
+
+def _ranges(cuts: list[Key]) -> Iterator[tuple[Key, Key | None]]:
+    edges: list[Key | None] = [("", -1, -1), *cuts, None]
+    for first, last in pairwise(edges):
+        assert first is not None
+        yield first, last
 
 
 class Limits(NamedTuple):
@@ -134,14 +159,30 @@ def _cut(candidates: list[Weight], limits: Limits) -> Iterator[list[Weight]]:
 
 async def plan_group(objects: Objects, view: View, weights: list[Weight], limits: Limits) -> Group:
     """Cut a group into new segments of about equal size, none much larger than the target."""
-    runs: list[tuple[Key, int]] = []
-    kept_from: dict[int, int] = {}
-    async for _, footer in footers(objects, [weight.segment for weight in weights]):
-        for extent in footer.extents:
+    sources = [weight.segment for weight in weights]
+    shared = sources[0].bucket == SHARED
+    runs: dict[str, list[tuple[Key, int]]] = {}
+    kept_from: dict[str, dict[int, int]] = {}
+    async for _, footer in footers(objects, sources):
+        for bucket, extent in zip(footer.buckets(), footer.extents, strict=True):
             size = live_bytes(extent, view)
             if size > 0:
-                runs.append(((extent.stream, extent.incarnation, extent.offset_start), size))
-                kept_from[extent.incarnation] = view.kept_from(extent.incarnation) or 0
+                runs.setdefault(bucket, []).append(((extent.stream, extent.incarnation, extent.offset_start), size))
+                kept_from.setdefault(bucket, {})[extent.incarnation] = view.kept_from(extent.incarnation) or 0
+    total = sum(size for of in runs.values() for _, size in of)
+    if not shared:
+        bucket = sources[0].bucket
+        cuts, kept = _cuts(runs.get(bucket, []), limits), kept_from.get(bucket, {})
+        return Group(bucket, weights[0].shard, sources, total, cuts, kept)
+    large = [bucket for bucket, of in sorted(runs.items()) if sum(size for _, size in of) >= OWN_SEGMENT_BYTES]
+    apart = [Share(bucket, _cuts(runs.pop(bucket), limits), kept_from.pop(bucket)) for bucket in large]
+    rest = [((shared_name(bucket, key[0]), *key[1:]), size) for bucket, of in runs.items() for key, size in of]
+    kept = {incarnation: offset for of in kept_from.values() for incarnation, offset in of.items()}
+    return Group(SHARED, weights[0].shard, sources, total, _cuts(rest, limits), kept, apart)
+
+
+def _cuts(runs: list[tuple[Key, int]], limits: Limits) -> list[Key]:
+    """Where segments of about equal size begin, but for the first."""
     runs.sort()
     total = sum(size for _, size in runs)
     parts = max(-(-total // limits.target_bytes), 1)
@@ -151,5 +192,4 @@ async def plan_group(objects: Objects, view: View, weights: list[Weight], limits
         if done >= total * (len(cuts) + 1) / parts and len(cuts) + 1 < parts:
             cuts.append(key)
         done += size
-    sources = [weight.segment for weight in weights]
-    return Group(sources[0].bucket, weights[0].shard, sources, total, cuts, kept_from)
+    return cuts

@@ -10,7 +10,7 @@ import asyncio
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
     SCHEMA,
+    SHARED,
     Extent,
     Footer,
     Pieces,
@@ -107,15 +108,21 @@ async def read_footer(objects: Objects, segment: SegmentRef) -> Footer:
     return decode_footer(tail, segment.path, segment.footer_checksum)
 
 
-def chosen(extents: Sequence[Extent], part: Part) -> Iterator[Extent]:
-    """The extents of the part that hold something alive."""
-    for extent in extents:
-        key = (extent.stream, extent.incarnation, extent.offset_start)
+def shared_name(bucket: str, stream: str) -> str:
+    """What stands for the stream's name in the key of a row that shares its segment with other buckets'."""
+    return f"{bucket}\0{stream}"
+
+
+def chosen(footer: Footer, part: Part) -> Iterator[tuple[str, Extent]]:
+    """The extents of the part that hold something alive, each with the name in its key."""
+    for bucket, extent in zip(footer.buckets(), footer.extents, strict=True):
+        name = shared_name(bucket, extent.stream) if part.bucket == SHARED else extent.stream
+        key = (name, extent.incarnation, extent.offset_start)
         kept_from = part.kept_from.get(extent.incarnation)
         if kept_from is None or extent.offset_end <= kept_from or key < part.first:
             continue
         if part.last is None or key < part.last:
-            yield extent
+            yield name, extent
 
 
 async def _gather(objects: Objects, part: Part) -> tuple[arrow.Table, list[_Run]]:
@@ -125,9 +132,9 @@ async def _gather(objects: Objects, part: Part) -> tuple[arrow.Table, list[_Run]
     row = 0
     for segment in part.sources:
         footer = await read_footer(objects, segment)
-        by_group: dict[int, list[Extent]] = {}
-        for extent in chosen(footer.extents, part):
-            by_group.setdefault(extent.row_group, []).append(extent)
+        by_group: dict[int, list[tuple[str, Extent]]] = {}
+        for name, extent in chosen(footer, part):
+            by_group.setdefault(extent.row_group, []).append((name, extent))
         async for group, table in _row_groups(objects, segment, footer, list(by_group)):
             kept, lengths = _kept_rows(table, by_group[group], part)
             tables.append(kept)
@@ -160,12 +167,14 @@ async def _row_groups(
         index = stop
 
 
-def _kept_rows(table: arrow.Table, extents: list[Extent], part: Part) -> tuple[arrow.Table, list[tuple[Key, int]]]:
+def _kept_rows(
+    table: arrow.Table, extents: list[tuple[str, Extent]], part: Part
+) -> tuple[arrow.Table, list[tuple[Key, int]]]:
     """The rows of the part in a row group, without what was trimmed."""
     ends = memoryview(whole(table.column("offset_end")).buffers()[1]).cast("q")
     pieces: list[tuple[int, int]] = []
     lengths: list[tuple[Key, int]] = []
-    for extent in extents:
+    for name, extent in extents:
         first, stop = extent.row_start, extent.row_start + extent.rows
         start = extent.offset_start
         kept_from = part.kept_from[extent.incarnation]
@@ -173,7 +182,7 @@ def _kept_rows(table: arrow.Table, extents: list[Extent], part: Part) -> tuple[a
             first = bisect_right(ends, kept_from, first, stop)
             start = ends[first - 1] if first > extent.row_start else start
         pieces.append((first, stop))
-        lengths.append(((extent.stream, extent.incarnation, start), stop - first))
+        lengths.append(((name, extent.incarnation, start), stop - first))
     if pieces[0][0] == 0 and sum(stop - first for first, stop in pieces) == table.num_rows:
         return table, lengths
     rows = array("q")
@@ -192,7 +201,7 @@ def _write(file: Path, part: Part, table: arrow.Table, runs: list[_Run]) -> Segm
     with file.open("wb") as sink:
         writer = SegmentWriter(sink, part.bucket, part.shard)
         for group in _groups(runs, ends):
-            writer.write(_batch(part, _taken(table, group)), _pieces(group, ends))
+            writer.write(_batch(part, _taken(table, group), group), _pieces(part, group, ends))
         return writer.close((positions["min"], positions["max"]), (times["min"], times["max"]))
 
 
@@ -218,7 +227,7 @@ def _groups(runs: list[_Run], ends: memoryview[int]) -> Iterator[list[_Run]]:
         yield group
 
 
-def _pieces(group: list[_Run], ends: memoryview[int]) -> Pieces:
+def _pieces(part: Part, group: list[_Run], ends: memoryview[int]) -> Pieces:
     """The extents of a row group: runs that follow one another in a stream are one."""
     pieces: list[tuple[str, int, int, int, int]] = []
     for (stream, incarnation, start), row, count in group:
@@ -228,7 +237,11 @@ def _pieces(group: list[_Run], ends: memoryview[int]) -> Pieces:
             pieces.append((stream, incarnation, first, end, rows + count))
         else:
             pieces.append((stream, incarnation, start, end, count))
-    return Pieces(*zip(*pieces, strict=True))
+    found = Pieces(*zip(*pieces, strict=True))
+    if part.bucket != SHARED:
+        return found
+    buckets, _, streams = zip(*(name.partition("\0") for name in found.streams), strict=True)
+    return found._replace(streams=streams, buckets=buckets)
 
 
 def _taken(table: arrow.Table, group: list[_Run]) -> arrow.Table:
@@ -241,11 +254,14 @@ def _taken(table: arrow.Table, group: list[_Run]) -> arrow.Table:
     return table.take(integers(rows))
 
 
-def _batch(part: Part, taken: arrow.Table) -> arrow.RecordBatch:
+def _batch(part: Part, taken: arrow.Table, group: list[_Run]) -> arrow.RecordBatch:
     rows = taken.num_rows
     columns: list[arrow.Array] = []
     for field in SCHEMA:
-        if field.name == "bucket":
+        if field.name == "bucket" and part.bucket == SHARED:
+            names = [run.key[0].partition("\0")[0] for run in group for _ in range(run.rows)]
+            columns.append(arrow.array(names).dictionary_encode())
+        elif field.name == "bucket":
             indexes = integers(array("i", [0]) * rows, arrow.int32())
             columns.append(arrow.DictionaryArray.from_arrays(indexes, arrow.array([part.bucket])))
         elif field.name == "shard":

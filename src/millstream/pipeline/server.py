@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -16,18 +16,7 @@ from millstream.errors import Conflict, InvalidRequest, MillstreamError
 from millstream.spark.options import ColdRoot, Connection
 from millstream.spark.server import Server, Store, get_json, post_json
 from millstream.streams.records import SegmentRef
-from millstream.tiers.objects import ObjectStoreSettings
-
-# Credentials the driver finds in its environment go with the tasks: executors need not have them.
-CREDENTIALS: Final = {
-    "s3": {
-        "access_key_id": "AWS_ACCESS_KEY_ID",
-        "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-        "session_token": "AWS_SESSION_TOKEN",
-    },
-    "gcs": {"service_account": "GOOGLE_SERVICE_ACCOUNT"},
-    "azure": {"account_key": "AZURE_STORAGE_ACCOUNT_KEY"},
-}
+from millstream.tiers.objects import CREDENTIAL_VARIABLES, ObjectStoreSettings
 
 
 class ClusterCold(msgspec.Struct, frozen=True):
@@ -72,7 +61,9 @@ def store_of(server: JobServer, cold: ColdRoot) -> ObjectStoreSettings:
             "the server keeps its cold tier in its own memory",
             hint="jobs need a folder or an object store: cold.backend",
         )
-    found = {name: os.environ.get(variable, "") for name, variable in CREDENTIALS.get(backend, {}).items()}
+    # Credentials the driver finds in its environment go with the tasks: executors need not have them.
+    variables = CREDENTIAL_VARIABLES.get(backend, {})
+    found = {name: os.environ.get(variable, "") for name, variable in variables.items()}
     given = {name: value for name, value in found.items() if value}
     return ObjectStoreSettings(backend, path, given | options | cold.credentials)
 

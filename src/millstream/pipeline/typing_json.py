@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as arrow
 
 CORRUPT: Final = "_corrupt_record"
-# The columns that say where a message is from; a field of the same name gets an underscore.
-MESSAGE_COLUMNS: Final = ("stream", "offset", "next_offset", "position", "appended_at", "bucket", "date", CORRUPT)
+# The columns that say where a message is from; a field of the same name, in whatever case, gets an underscore.
+MESSAGE_COLUMNS: Final = ("stream", "offset_start", "offset_end", "position", "appended_at", "bucket", "date", CORRUPT)
 FIELDS_MAX: Final = 1_000
 
 Fields = dict[str, str]
@@ -45,7 +45,10 @@ def kind_of(raw: msgspec.Raw) -> str | None:
         return "boolean"
     if first == b"n":
         return None
-    number = _ANY.decode(value)
+    try:
+        number = _ANY.decode(value)
+    except msgspec.MsgspecError:
+        return "json"  # beyond what a double holds, such as 1e999
     if isinstance(number, float):
         return "double"
     return "long" if -_LONG <= number < _LONG else "json"  # as text it keeps its digits
@@ -85,8 +88,19 @@ def merge_fields(known: Mapping[str, str], *found: Mapping[str, str]) -> Fields:
     return merged
 
 
-def column_name(field: str) -> str:
-    return f"{field}_" if field in MESSAGE_COLUMNS else field
+def column_names(fields: Iterable[str]) -> list[str]:
+    """The columns of the fields. Engines do not tell names apart by case, so each gets underscores until it differs
+    from all before it. Since fields are only ever added at the end, a field's column never changes.
+    """
+    taken = {name.casefold() for name in MESSAGE_COLUMNS}
+    names = []
+    for field in fields:
+        name = field or "_"
+        while name.casefold() in taken:
+            name += "_"
+        taken.add(name.casefold())
+        names.append(name)
+    return names
 
 
 def columns_of(fields: Fields, payloads: Iterable[bytes]) -> list[arrow.Array]:

@@ -21,10 +21,11 @@ from millstream.pipeline.rewriting import read_footer
 from millstream.pipeline.server import connected, store_of
 from millstream.pipeline.tasks import map_tasks
 from millstream.pipeline.view import View, load_views
+from millstream.sizes import human_bytes
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
-from millstream.tiers.segments import Extent, Footer, decode_row_group, row_group_range
+from millstream.tiers.segments import SHARED, Extent, Footer, decode_row_group, row_group_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,21 +100,26 @@ async def _plan(settings: ObjectStoreSettings, options: UsageOptions) -> list[_T
 async def _plan_shard(
     objects: Objects, settings: ObjectStoreSettings, view: View, options: UsageOptions
 ) -> list[_Task]:
-    segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in options.buckets]
+    wanted = {*options.buckets, SHARED}
+    segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in wanted]
     tasks: list[_Task] = []
     chosen: list[SegmentRef] = []
     kept: dict[int, int] = {}
     async for segment, footer in footers(objects, segments):
         chosen.append(segment)
-        kept |= _kept(footer, view)
+        kept |= _kept(footer, view, options)
         if len(chosen) >= options.segments_per_task:
             tasks.append(_Task(settings, chosen, kept))
             chosen, kept = [], {}
     return [*tasks, _Task(settings, chosen, kept)] if chosen else tasks
 
 
-def _kept(footer: Footer, view: View) -> dict[int, int]:
-    found = {extent.incarnation: view.kept_from(extent.incarnation) for extent in footer.extents}
+def _kept(footer: Footer, view: View, options: UsageOptions) -> dict[int, int]:
+    found = {
+        extent.incarnation: view.kept_from(extent.incarnation)
+        for bucket, extent in zip(footer.buckets(), footer.extents, strict=True)
+        if not options.buckets or bucket in options.buckets
+    }
     return {incarnation: offset for incarnation, offset in found.items() if offset is not None}
 
 
@@ -132,15 +138,20 @@ async def _count_segments(task: _Task) -> list[tuple[Any, ...]]:
         footer = await read_footer(objects, segment)
         day = segment.first_at_ms // DAY_MS
         counts: dict[int, list[int]] = {}
-        for extent in footer.extents:
+        bucket_of: dict[int, str] = {}
+        for bucket, extent in zip(footer.buckets(), footer.extents, strict=True):
+            bucket_of[extent.incarnation] = bucket
             messages, size = await _live(objects, segment, footer, extent, task.kept_from.get(extent.incarnation))
             if messages:
                 total = counts.setdefault(extent.incarnation, [0, 0])
                 total[0] += messages
                 total[1] += size
         for number, (incarnation, (messages, size)) in enumerate(counts.items()):
-            # The file counts once, whatever number of streams it holds.
-            rows.append((segment.bucket, day, incarnation, messages, size, 0 if number else segment.size))
+            # The file counts once, whatever number of streams it holds; buckets that share it by what they have in it.
+            stored = 0 if number else segment.size
+            if segment.bucket == SHARED:
+                stored = segment.size * size // max(segment.payload_bytes, 1)
+            rows.append((bucket_of[incarnation], day, incarnation, messages, size, stored))
     return rows
 
 
@@ -176,5 +187,6 @@ def render(rows: Iterable[UsageRow]) -> str:
             by_day = {row.day: float(getattr(row, field)) for row in found if row.bucket == bucket}
             series.append(charts.Series(bucket, [by_day.get(day, 0.0) for day in days]))
         blocks.append(f"<h2>{title}</h2>" + charts.stacked_bars(days, series, unit))
-    headings = ("bucket", "day", "streams", "messages", "payload bytes", "stored bytes")
-    return charts.page("Usage", *blocks, "<h2>Table</h2>", charts.table(headings, found))
+    headings = ("bucket", "day", "streams", "messages", "payload", "stored")
+    lines = [(*row[:4], human_bytes(row.payload_bytes), human_bytes(row.stored_bytes)) for row in found]
+    return charts.page("Usage", *blocks, "<h2>Table</h2>", charts.table(headings, lines))

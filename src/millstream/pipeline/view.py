@@ -7,10 +7,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream.errors import Corrupt
 from millstream.protocol.keys import StreamKey
 from millstream.tiers.catalog_rows import StreamRow, decode_key
-from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, decode_manifest, longest_chain
+from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, find_chain, read_manifest
 from millstream.tiers.objects import Objects
+from millstream.tiers.stored_names import list_ours, stored_shards
 
 MANIFESTS_AT_ONCE: Final = 16
 _ROW: Final = msgspec.msgpack.Decoder(StreamRow)
@@ -45,29 +47,30 @@ class View(NamedTuple):
         return stream.kept_from if stream is not None else None
 
 
-async def shards_of(objects: Objects) -> list[int]:
-    """The shards that have manifests."""
-    return sorted({int(entry.path.split("/")[1]) async for entry in objects.list("manifests/")})
-
-
 async def load_views(objects: Objects) -> list[View]:
     """A view of each shard: they count positions and incarnations by themselves."""
-    return [await load_view(objects, shard) for shard in await shards_of(objects)]
+    return [await load_view(objects, shard) for shard in await stored_shards(objects)]
 
 
 async def load_view(objects: Objects, shard: int) -> View:
     """Follow a shard's chain of manifests. Their rows are decoded one manifest at a time."""
     gate = asyncio.Semaphore(MANIFESTS_AT_ONCE)
 
-    async def load(path: str) -> Manifest:
+    async def load(path: str) -> tuple[Manifest, ManifestHead]:
         async with gate:
-            return decode_manifest(await objects.get(path), path)
+            return read_manifest(await objects.get(path), path)
 
-    paths = [entry.path async for entry in objects.list(f"manifests/{shard:04d}/")]
-    loaded = dict(zip(paths, await asyncio.gather(*map(load, paths)), strict=True))
-    chain = longest_chain(
-        [ManifestHead(path, one.first, one.through, one.part, one.parts) for path, one in loaded.items()]
-    )
+    paths = [entry.path async for entry, _, _ in list_ours(objects, f"manifests/{shard:04d}/")]
+    found = await asyncio.gather(*map(load, paths))
+    loaded = {head.path: manifest for manifest, head in found}
+    everything = find_chain([head for _, head in found])
+    if everything.beyond:
+        raise Corrupt(
+            f"a manifest is missing before {everything.beyond[0].path}",
+            code="manifest_missing",
+            hint="see `millstream cold verify`",
+        )
+    chain = everything.heads
     cold = ColdView()
     streams: dict[int, StreamState] = {}
     notes: set[str] = set()

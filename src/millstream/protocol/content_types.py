@@ -6,9 +6,9 @@ A stream keeps the header value it was created with, byte for byte; comparisons 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Final
 
+from millstream.caches import cached
 from millstream.errors import InvalidRequest
 
 OCTET_STREAM: Final = "application/octet-stream"
@@ -18,13 +18,13 @@ CONTENT_TYPE_BYTES_MAX: Final = 256
 _CONTENT_TYPE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+[ \t]*(;[\t\x20-\x7e]*)?")
 
 
-@lru_cache(maxsize=1024)
+@cached("media_types", 1024)
 def media_type(content_type: str) -> str:
     """The part that counts: lower case, without parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
-@lru_cache(maxsize=1024)
+@cached("content_types", 1024)
 def checked_content_type(value: str) -> str:
     if len(value) > CONTENT_TYPE_BYTES_MAX or _CONTENT_TYPE.fullmatch(value) is None:
         raise InvalidRequest(

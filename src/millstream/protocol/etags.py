@@ -22,6 +22,19 @@ def none_match(header: str, etag: str) -> bool:
     return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
 
 
+def continues_another(header: str, incarnation: int, end: str) -> bool:
+    """Whether an `If-None-Match` header holds a tag of another incarnation, of an answer that ended at this offset.
+
+    Whoever goes on reading after an answer shows such a tag. A cache that asks whether what it has is still good shows
+    the tag of an answer that began here, and is to get what there is now.
+    """
+    for candidate in header.split(","):
+        match = _STATE.fullmatch(candidate.strip().removeprefix("W/"))
+        if match is not None and match[2] == end and int(match[1], 16) != incarnation:
+            return True
+    return False
+
+
 def state_matches(header: str, incarnation: int, tail: str, closed: bool) -> bool:
     """Whether an `If-Match` header holds a tag of the stream's present state (RFC 9110 §13.1.1)."""
     if header.strip() == "*":

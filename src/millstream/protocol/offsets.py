@@ -1,7 +1,7 @@
 """Offsets: where a message boundary lies in a stream (§6).
 
 An offset counts the payload bytes before it. On the wire it is `%016d_%016d`: the first part is zero, the
-second the byte position, so that tokens sort as text. The 20-digit form is accepted as an alias.
+second the byte position, so that tokens sort as text. The position alone is accepted too, in up to 16 or in 20 digits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEGINNING_TOKEN: Final = "-1"
 NOW_TOKEN: Final = "now"
 
 _TOKEN = re.compile(r"0{1,16}_([0-9]{1,16})")
-_ALIAS = re.compile(r"[0-9]{20}")
+_ALIAS = re.compile(r"[0-9]{1,16}|[0-9]{20}")
 
 
 def format_offset(offset: int) -> str:

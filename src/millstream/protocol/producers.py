@@ -22,10 +22,11 @@ class ProducerClaim(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """The highest sequence accepted from a producer, and the epoch it was accepted in."""
+    """The highest sequence accepted from a producer, the epoch it was accepted in, and when."""
 
     epoch: int
     seq: int
+    at_ms: int = 0
 
 
 def parse_claim(producer_id: str | None, epoch: str | None, seq: str | None) -> ProducerClaim | None:

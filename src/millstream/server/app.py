@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.caches import show
 from millstream.errors import InvalidRequest, MillstreamError, NotFound
 from millstream.protocol.keys import (
     RESERVED_BUCKETS,
@@ -33,12 +34,15 @@ from millstream.server.live import LiveReaders
 from millstream.server.messages import Request, Response, Upload
 from millstream.server.metrics import Metrics, RouteSeries
 from millstream.server.metrics_api import MetricsApi
+from millstream.server.single_node import ClusterOfOne
 from millstream.server.snapshot_api import SnapshotApi
 from millstream.server.stats_api import StatsApi
 from millstream.server.stream_api import StreamApi
 from millstream.server.subscription_api import SubscriptionApi
+from millstream.server.url_token_api import URL_TOKENS, UrlTokenApi
 from millstream.server.yjs_api import YjsApi, YjsSettings
 from millstream.shard.shard import Shard
+from millstream.shard.wakes import SubscriptionSettings
 from millstream.tiers.objects import ObjectStoreSettings
 from millstream.yjs.names import YJS_ROOT, Document, parse_document
 
@@ -56,13 +60,14 @@ ROUTES_CACHED_MAX: Final = 4096
 _CONTROL_ROOT: Final = V1_ROOT + b"__ds"
 _CONTROL_FOLDER: Final = _CONTROL_ROOT + b"/"
 _OF_BUCKETS: Final = ("bucket", "listing", "feed", "cold")
-# What only a node of a cluster can do; `cluster_admin.py` does it.
+# What operators ask of a node: in a cluster `cluster_admin.py` answers, on a single server `single_node.py`.
 CLUSTER_OPERATION: Final = "cluster operation"
 _OPERATIONS: Final[dict[tuple[str, ...], str]] = {
     ("healthz",): "health",
     ("readyz", "local"): "readiness",
     ("readyz", "cluster"): "cluster readiness",
     ("metrics",): "metrics",
+    ("v1", "tokens"): URL_TOKENS,
     ("cluster", "hot-cold-stats"): "stats",
     ("cluster", "cold"): "cluster cold",
     ("cluster", "compactions"): "compactions",
@@ -71,6 +76,9 @@ _OPERATIONS: Final[dict[tuple[str, ...], str]] = {
         CLUSTER_OPERATION,
     ),
 }
+
+# The pages for browsers, and the root, which leads there.
+CONSOLE: Final = "console"
 
 Handler = Callable[..., None]
 
@@ -85,6 +93,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
 # All are forgotten when there are too many: to forget the oldest costs each path that is new more than the path itself.
 _routes: dict[bytes, Route] = {}
+show("routes", _routes, ROUTES_CACHED_MAX)
 
 
 def route(path: bytes) -> Route:
@@ -109,8 +118,7 @@ def _route(path: bytes) -> Route:
     segments = [decode_segment(segment) for segment in path.removeprefix(b"/").split(b"/")]
     head, *rest = segments
     if head in RESERVED_BUCKETS or not head:
-        kind = _OPERATIONS.get(tuple(segments), "reserved")
-        return Route(kind, (head,) if kind == "reserved" else ())
+        return _operation(segments)
     match rest:
         case []:
             return Route("bucket", (parse_bucket(head),))
@@ -131,6 +139,15 @@ def _route(path: bytes) -> Route:
     raise InvalidRequest("the path names nothing this server has", code="invalid_path", hint="see the API overview")
 
 
+def _operation(segments: list[str]) -> Route:
+    """What is at a path whose first segment can be no bucket's."""
+    head = segments[0]
+    if head == CONSOLE or segments == [""]:
+        return Route(CONSOLE, (head,))
+    kind = _OPERATIONS.get(tuple(segments), "reserved")
+    return Route(kind, (head,) if kind == "reserved" else ())
+
+
 def target_of(path: bytes) -> Target:
     """What a path is about, for those who ask whether it is allowed."""
     found = route(path)
@@ -149,20 +166,22 @@ class Application(Front):
         limits: ReadLimits,
         store: ObjectStoreSettings,
         yjs: YjsSettings | None = None,
+        subscriptions: SubscriptionSettings | None = None,
         *,
-        needs_tokens: bool = False,
         metrics: Metrics | None = None,
+        url_token_seconds_max: float = 3600,
     ) -> None:
-        super().__init__(target_of, metrics or Metrics(), HealthApi(lambda: [shard]))
+        super().__init__(target_of, metrics or Metrics(), HealthApi(lambda: [shard], shard.supervisor))
         self.readers = LiveReaders(shard, limits, self.metrics)
-        self.subscriptions = SubscriptionApi(shard)
+        self.subscriptions = SubscriptionApi(shard, subscriptions or SubscriptionSettings())
         self.yjs = YjsApi(shard, self.readers, yjs or YjsSettings())
         self._machine = shard.machine
         # Each with the series its requests are measured in.
         self._stream_methods: dict[str, tuple[Handler, RouteSeries]] = {
             method: (handler, self.metrics.series(method, "stream"))
-            for method, handler in StreamApi(shard, self.readers, needs_tokens=needs_tokens).methods.items()
+            for method, handler in StreamApi(shard, self.readers).methods.items()
         }
+        self._cluster = ClusterOfOne(shard, self.health)
         self._snapshots = SnapshotApi(shard, limits.snapshot_bytes_max)
         buckets = BucketApi(shard)
         feed = FeedApi(shard, self.readers)
@@ -171,10 +190,11 @@ class Application(Front):
             "health": {"GET": self.health.alive},
             "readiness": {"GET": self.health.ready},
             "cluster readiness": {"GET": self.health.ready_in_cluster},
-            "metrics": {"GET": MetricsApi(self.metrics, [self.readers], [shard]).expose},
+            "metrics": {"GET": MetricsApi(self.metrics, [self.readers], [shard], shard.supervisor).expose},
             "stats": {"GET": StatsApi(shard).hot_and_cold},
             "compactions": {"POST": CompactionApi(shard).commit},
             "cluster cold": {"GET": cold.describe_all},
+            URL_TOKENS: {"POST": UrlTokenApi(shard, url_token_seconds_max).make},
             "bucket": {"PUT": buckets.create, "GET": buckets.get, "DELETE": buckets.delete},
             "listing": {"GET": buckets.list_streams},
             "feed": {"GET": feed.read},
@@ -191,6 +211,17 @@ class Application(Front):
     @property
     def live_reads(self) -> LiveReads:
         return self.readers
+
+    @property
+    def routes(self) -> dict[str, list[str]]:
+        """Every kind of resource there is, with the methods that are handled there."""
+        return {
+            "stream": list(self._stream_methods),
+            "yjs": list(self.yjs.methods),
+            "control": ["GET", "PUT", "POST", "DELETE"],
+            CLUSTER_OPERATION: ["GET", "POST"],
+            **{kind: list(methods) for kind, methods in self._resources.items()},
+        }
 
     def set_read_limits(self, limits: ReadLimits) -> None:
         self.readers.limits = limits
@@ -231,10 +262,12 @@ class Application(Front):
             self._handle_document(request, found.arguments[0])
         elif found.kind == "control":
             self.subscriptions.handle(request)
-        elif found.kind == "reserved":
+        elif self.shows_console(request, found.kind):
+            pass
+        elif found.kind in ("reserved", CONSOLE):
             self._reserved(request, found.arguments[0])
         elif found.kind == CLUSTER_OPERATION:
-            self._reserved(request, "cluster")
+            self._cluster.handle(request)
         elif found.kind in _OPERATIONS.values() and request.method == "PUT":
             self._reserved(request, "healthz")
         else:
@@ -269,7 +302,11 @@ class Application(Front):
             raise InvalidRequest("the path names no stream", code="invalid_path", hint="use /v1/stream/{path}")
         if request.method not in ("GET", "HEAD"):
             raise InvalidRequest(f"{head!r} is a reserved name", code="invalid_bucket")
-        raise NotFound("there is nothing at this path", code="not_found", hint="streams live at /{bucket}/{stream}")
+        raise NotFound(
+            "there is nothing at this path",
+            code="not_found",
+            hint="streams are at /v1/stream/{path} and /{bucket}/{stream}",
+        )
 
 
 def _method_not_allowed(method: str, methods: dict[str, Any]) -> Response:

@@ -1,22 +1,30 @@
 """The ASGI adapter: the same handlers, mountable in FastAPI, Starlette or any ASGI server.
 
     from millstream.server.asgi import MillstreamApp
-    app.mount("/streams", MillstreamApp("data"))
 
-The app opens its data directory at lifespan start-up; a framework that mounts it and does not pass the lifespan on
-gets it opened by the first request. One process at a time may use a data directory.
+    streams = MillstreamApp("streams-data")
+    app = FastAPI(lifespan=streams.lifespan)
+    app.mount("/streams", streams)
+
+The app opens its data directory at lifespan start-up and closes it at shut-down; a framework that mounts it and does
+not pass the lifespan on gets it opened by the first request. Live reads end when the process is told to stop, since
+ASGI servers wait for them before they shut applications down. One process at a time may use a data directory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from millstream import config as configuration
 from millstream.clock import monotonic_seconds
-from millstream.errors import MillstreamError
+from millstream.errors import InvalidRequest, MillstreamError
 from millstream.server.app import Application
 from millstream.server.error_map import error_response, problem
 from millstream.server.messages import (
@@ -30,6 +38,18 @@ from millstream.server.messages import (
     new_id,
 )
 from millstream.server.run import Node
+from millstream.server.stop_signals import StopSignals
+from millstream.tasks import end
+
+# How soon after a signal a live read ends that came after it.
+END_SECONDS: Final = 0.1
+
+# How long a client that was refused before its body had arrived may go on sending it.
+LINGER_SECONDS: Final = 2.0
+
+# What stands in a path as it is (RFC 3986 §3.3), and what no server would have passed on as it is.
+PATH_CHARACTERS: Final = "/!$&'()*+,;=:@-._~"
+_UNSENDABLE: Final = re.compile(rb"[\x00-\x20\x7f]")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -48,15 +68,44 @@ class MillstreamApp:
         self._node: Node | None = None
         self._app: Application | None = None
         self._opening = asyncio.Lock()
+        self._signals: StopSignals | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """For frameworks that take one, such as `FastAPI(lifespan=streams.lifespan)`."""
+        await self.open()
+        try:
+            yield
+        finally:
+            await self.close()
 
     async def open(self) -> Application:
         async with self._opening:
             if self._app is None:
-                self._node = Node(self._config)
+                self._node = Node(self._config, is_mounted=True)
                 self._app = await self._node.start()
+                self._signals = StopSignals(self.end_live_reads)
+                self._signals.listen()
             return self._app
 
+    def end_live_reads(self) -> None:
+        """End those there are and those that come: the process is about to stop."""
+        if self._ending is None and self._app is not None:
+            self._ending = asyncio.get_running_loop().create_task(self._end_live_reads(self._app))
+
+    @staticmethod
+    async def _end_live_reads(app: Application) -> None:
+        while True:
+            app.live_reads.end_all()
+            await asyncio.sleep(END_SECONDS)
+
     async def close(self) -> None:
+        if self._signals is not None:
+            self._signals.close()
+        if self._ending is not None:
+            await end(self._ending)
+            self._ending = None
         if self._node is not None:
             if self._app is not None:
                 self._app.live_reads.end_all()
@@ -136,8 +185,7 @@ class _Exchange:
             work.result()
 
     async def _answer(self, request: Request, answer: asyncio.Future[Response]) -> None:
-        response = await answer
-        self._app.answered(request, response)
+        response = self._app.answered(request, await answer)
         await self._respond(response, request.method, request.id.encode("latin-1"))
 
     async def _disconnected(self) -> None:
@@ -151,9 +199,13 @@ class _Exchange:
             name = name.lower()
             headers[name] = headers[name] + b", " + value if name in headers else value
         # Below a mount point the application sees its own paths; its URLs to the outside keep the prefix.
-        mount = scope.get("root_path", "")
-        path: bytes = scope.get("raw_path") or scope["path"].encode()
-        path = path.partition(b"?")[0].removeprefix(mount.encode())
+        mount = quote(scope.get("root_path", ""), safe=PATH_CHARACTERS)
+        path = _raw_path(scope).removeprefix(mount.encode())
+        if _UNSENDABLE.search(path + scope["query_string"]) is not None:
+            raise InvalidRequest("the path or the query contains a space or a control character", code="invalid_path")
+        base_url = self._config.server.public_url or base_url_of(
+            scope.get("scheme", "http"), headers.get(b"host", b"localhost")
+        )
         head = Request(scope["method"], path, scope["query_string"], headers, b"", lambda response: None, client=self)
         refusal = self._app.refusal_of_head(head)
         if refusal is not None:
@@ -165,9 +217,6 @@ class _Exchange:
             if upload is not None:
                 upload.discard()
             return None
-        base_url = self._config.server.public_url or base_url_of(
-            scope.get("scheme", "http"), headers.get(b"host", b"localhost")
-        )
         request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount, self)
         request.upload = upload
         request.started = monotonic_seconds()
@@ -175,7 +224,7 @@ class _Exchange:
 
     async def _body(self, path: bytes, upload: Upload | None, limit: int) -> bytes | None:
         """The request's body, or None if it did not arrive whole; an upload takes it chunk by chunk."""
-        chunks, size = [], 0
+        body, size = bytearray(), 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -187,16 +236,33 @@ class _Exchange:
                 await self._refuse(path, refusal, "POST")
                 return None
             if upload is not None:
-                upload.write(chunk)
+                try:
+                    upload.write(chunk)
+                except OSError as error:
+                    refusal = problem(503, "disk_error", f"the body could not be stored: {error.strerror}")
+                    await self._refuse(path, refusal, "POST")
+                    return None
             else:
-                chunks.append(chunk)
+                body += chunk
             if not message.get("more_body", False):
-                return b"".join(chunks)
+                return bytes(body)
 
     async def _refuse(self, path: bytes, refusal: Response, method: str) -> None:
-        await self._respond(self._app.worded(path, refusal), method, self._id)
+        """Answer before the body has arrived, and take in for a while what still arrives. A server that closed its
+        connection at once would reset it, and the client might lose the answer."""
+        # Asking for the body of a client that waits to be asked would make it send it.
+        is_sending = not any(name.lower() == b"expect" for name, _ in self._scope["headers"])
+        await self._respond(self._app.worded(path, refusal), method, self._id, lingers=is_sending)
 
-    async def _respond(self, response: Response, method: str, request_id: bytes) -> None:
+    async def _linger(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+
+    async def _respond(self, response: Response, method: str, request_id: bytes, *, lingers: bool = False) -> None:
         body = response.body
         lines = (COMMON_FIELDS + response.fields).split(b"\r\n")[:-1]
         headers = [*(tuple(line.split(b": ", 1)) for line in lines), (b"x-request-id", request_id)]
@@ -206,9 +272,23 @@ class _Exchange:
             headers.append((b"content-length", b"%d" % response.length))
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
         if isinstance(body, bytes) or method == "HEAD":
-            await self._send({"type": "http.response.body", "body": body if method != "HEAD" else b""})
+            sent = body if method != "HEAD" else b""
+            if lingers:
+                await self._send({"type": "http.response.body", "body": sent, "more_body": True})
+                await self._linger()
+                sent = b""
+            await self._send({"type": "http.response.body", "body": sent})
         else:
             await _AsgiSink(self._send, self._config.http.write_buffer_bytes_max).stream(body)
+
+
+def _raw_path(scope: Scope) -> bytes:
+    """The path as it was sent. A server that gives only the decoded one makes us encode it again: what is in it goes
+    into `Location`, and a decoded path may hold anything."""
+    raw: bytes | None = scope.get("raw_path")
+    if raw is None:
+        return quote(scope["path"].encode(errors="surrogateescape"), safe=PATH_CHARACTERS).encode()
+    return raw.partition(b"?")[0]
 
 
 class _AsgiSink:

@@ -1,12 +1,16 @@
-"""Bodies that are produced step by step, at the pace the client reads them."""
+"""Bodies: of answers, produced step by step at the pace the client reads them; and of requests, read as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
-from millstream.server.messages import Sink
+import msgspec
+
+from millstream.errors import InvalidRequest
+from millstream.server.messages import Request, Sink
 
 logger = logging.getLogger("millstream.server")
 
@@ -43,3 +47,14 @@ class GeneratedBody:
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """The JSON object that a request's body holds; an empty body is an empty one."""
+    try:
+        body = msgspec.json.decode(request.body) if request.body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("the body is not valid JSON", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    return body

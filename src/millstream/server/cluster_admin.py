@@ -17,6 +17,7 @@ import msgspec
 from millstream import __version__
 from millstream.cluster.membership import Membership
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, NotLeader
+from millstream.server.bodies import json_object
 from millstream.server.cluster_app import Slot
 from millstream.server.error_map import problem
 from millstream.server.health_api import HealthApi
@@ -24,12 +25,15 @@ from millstream.server.later import reply_later
 from millstream.server.messages import Request, Response
 from millstream.server.metrics import Metrics
 from millstream.server.metrics_api import MetricsApi
-from millstream.server.stats_api import StatsApi
+from millstream.server.stats_api import StatsApi, as_json, with_details
+from millstream.tasks import Supervisor
 
 logger = logging.getLogger("millstream.cluster")
 
 TRANSFER_SECONDS: Final = 8.0
+TRANSFER_ATTEMPTS: Final = 20
 READY_SECONDS: Final = 5.0
+MEMBER_SECONDS: Final = 30.0
 _JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 Body = dict[str, Any]
@@ -42,12 +46,20 @@ class BrokerPeers(Protocol):
 
 
 class ClusterAdmin:
-    def __init__(self, slots: Sequence[Slot], membership: Membership, peers: BrokerPeers, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        membership: Membership,
+        peers: BrokerPeers,
+        metrics: Metrics,
+        supervisor: Supervisor,
+    ) -> None:
         self._slots = slots
         self._membership = membership
         self._peers = peers
         self._metrics = metrics
-        self.health = health = HealthApi(lambda: [slot.replica.shard for slot in slots])
+        self._supervisor = supervisor
+        self.health = health = HealthApi(lambda: [slot.replica.shard for slot in slots], supervisor)
         health.local_problems, health.cluster_problems = self.missing_locally, self._missing_elsewhere
         self._running: set[asyncio.Task[None]] = set()
         self._reads: dict[bytes, Callable[[Request], None]] = {
@@ -72,7 +84,7 @@ class ClusterAdmin:
         if read is not None and request.method in ("GET", "HEAD"):
             read(request)
         elif action is not None and request.method == "POST":
-            reply_later(request, action(request, _body(request)), lambda response: response)
+            reply_later(request, action(request, json_object(request)), lambda response: response)
         elif (read or action) is not None and request.method not in ("OPTIONS", "PUT"):
             allowed = b"GET, HEAD" if read is not None else b"POST"
             fields = b"allow: %b, OPTIONS\r\n" % allowed
@@ -104,7 +116,8 @@ class ClusterAdmin:
 
     def _expose(self, request: Request) -> None:
         readers = [slot.app.readers for slot in self._slots]
-        MetricsApi(self._metrics, readers, [slot.replica.shard for slot in self._slots]).expose(request)
+        shards = [slot.replica.shard for slot in self._slots]
+        MetricsApi(self._metrics, readers, shards, self._supervisor).expose(request)
 
     def _cold(self, request: Request) -> None:
         """Where the store is. Shards count positions by themselves: the least that is flushed, the latest there is."""
@@ -132,10 +145,11 @@ class ClusterAdmin:
                     "advertise": one.advertise,
                     "broker": one.broker,
                     "state": view.members.get(number, "active"),
-                    "ready": one.ready,
+                    "up": number in view.nodes,
+                    "ready": one.ready and number in view.nodes,
                     "leads": view.led_by(number),
                 }
-                for number, one in sorted(view.nodes.items())
+                for number, one in sorted({**view.down, **view.nodes}.items())
             ],
             "shards": [self._describe(slot) for slot in self._slots],
         }
@@ -171,7 +185,7 @@ class ClusterAdmin:
                     total[name] = total[name] or value
                 elif isinstance(value, int):
                     total[name] += value
-        request.reply(Response(200, _JSON, msgspec.json.encode(total)))
+        reply_later(request, with_details(total, [slot.replica.shard for slot in self._slots]), as_json)
 
     # -- acting ------------------------------------------------------------------------------------------------
 
@@ -189,10 +203,11 @@ class ClusterAdmin:
     async def _transfer(self, request: Request, body: Body) -> Response:
         me, target = self._membership.sign.node, body.get("node")
         if target is not None and (target == me or not await self._can_soon_lead(target)):
+            able = [str(node) for node in self._membership.view.active if node != me]
             raise Conflict(
                 f"node {target!r} cannot take over: it is not another node that is up, ready and not draining",
                 code="invalid_successor",
-                hint="see /cluster/status",
+                hint=f"those that can: {', '.join(able) or 'none at the moment'}",
             )
         led = self._led(body)
         moved = []
@@ -203,6 +218,11 @@ class ClusterAdmin:
             await slot.replica.hand_over(successor)
             moved.append({"shard": slot.replica.number, "node": successor})
         await self._wait_for(lambda: all(self._leader(one["shard"]) == one["node"] for one in moved))
+        for slot in led:
+            for _ in range(TRANSFER_ATTEMPTS):  # it has the lease, and leads when it has caught up
+                if await slot.replica.is_led():
+                    break
+                await asyncio.sleep(0.02)
         return Response(200, _JSON, msgspec.json.encode({"transferred": moved}))
 
     async def _can_soon_lead(self, node: object) -> bool:
@@ -230,7 +250,11 @@ class ClusterAdmin:
         deadline = loop.time() + seconds
         while not condition():
             if loop.time() > deadline:
-                raise Conflict("it did not happen in time; see /cluster/status", code="timed_out")
+                raise Conflict(
+                    f"it was asked for, and has not happened after {seconds:.0f} s",
+                    code="timed_out",
+                    hint="millstream cluster status (GET /cluster/status) shows how far it is; ask again to wait on",
+                )
             await asyncio.sleep(0.02)
 
     async def _trigger_snapshot(self, request: Request, body: Body) -> Response:
@@ -263,32 +287,74 @@ class ClusterAdmin:
             raise InvalidRequest(
                 "the body must be {node: a number, state: active, draining or removed}", code="invalid_member"
             )
-        link, membership = self._membership.link, self._membership
-        if state == "active":
-            await link.ask(membership.set_member(node, state))
-            await self._wait_for(lambda: node in membership.view.active, 30.0)
-            return Response(200, _JSON, msgspec.json.encode({"node": node, "state": state}))
-        left = [one for one in membership.view.active if one != node]
-        if not left:
-            raise Conflict(f"node {node} is the last one that can lead", code="last_node")
-        if node not in membership.view.nodes and state == "draining":
-            raise NotFound(f"node {node} is not up", code="node_not_found")
-        sign = membership.view.nodes.get(node)
-        await link.ask(membership.set_member(node, "draining"))
-        await self._wait_for(lambda: not membership.view.led_by(node), 30.0)
-        if state == "removed":
-            broker = sign.broker if sign is not None else await link.ask(membership.broker_of(node))
+        await self._check_known(node)
+        change = {"active": self._activate, "draining": self._drain, "removed": self._remove}[state]
+        is_up = await change(node)
+        return Response(200, _JSON, msgspec.json.encode({"node": node, "state": state, "up": is_up}))
+
+    async def _check_known(self, node: int) -> None:
+        """Refuse a number that no node has, or had. One that was just started may take a moment to be heard of."""
+        deadline = asyncio.get_running_loop().time() + READY_SECONDS
+        while not self._is_known(node):
+            if asyncio.get_running_loop().time() > deadline:
+                view = self._membership.view
+                raise NotFound(
+                    f"there is no node {node} in this cluster",
+                    code="node_not_found",
+                    hint=f"its nodes are {', '.join(map(str, sorted({**view.nodes, **view.down})))}; a new one is"
+                    " started with its server.node_id first",
+                )
+            await asyncio.sleep(0.1)
+
+    def _is_known(self, node: int) -> bool:
+        view = self._membership.view
+        return node in view.nodes or node in view.down or node in view.members
+
+    async def _activate(self, node: int) -> bool:
+        """Let a node lead, and wait until it can; one that is down can when it is started."""
+        membership = self._membership
+        await membership.link.ask(membership.set_member(node, "active"))
+        if node not in membership.view.nodes:
+            return False
+        await self._wait_for(lambda: node in membership.view.active, MEMBER_SECONDS)
+        return True
+
+    async def _drain(self, node: int) -> bool:
+        """Let a node lead nothing, and wait until others lead all that it led."""
+        membership = self._membership
+        if node not in membership.view.nodes:
+            raise Conflict(
+                f"node {node} is down: it leads nothing",
+                code="node_down",
+                hint=f"start it again, or take it out of the cluster: millstream cluster remove {node}",
+            )
+        if all(one == node for one in membership.view.active):
+            raise Conflict(
+                f"node {node} is the last one that can lead",
+                code="last_node",
+                hint="start another node, or let one lead again: millstream cluster add NODE",
+            )
+        await membership.link.ask(membership.set_member(node, "draining"))
+        # A lease that it has given back still has its name, until another node takes it.
+        await self._wait_for(
+            lambda: all(lease.node != node for lease in membership.view.leases.values()), MEMBER_SECONDS
+        )
+        return True
+
+    async def _remove(self, node: int) -> bool:
+        """Drain a node, move its broker's replicas to others, and let it go. If they cannot move, it may lead again."""
+        membership, link = self._membership, self._membership.link
+        before = membership.view.members.get(node, "active")
+        is_up = node in membership.view.nodes
+        if is_up:
+            await self._drain(node)
+        broker = await link.ask(membership.broker_of(node))
+        try:
             if broker:
                 await self._peers.move_away(broker)
-            await link.ask(membership.set_member(node, "removed"))
-        return Response(200, _JSON, msgspec.json.encode({"node": node, "state": state}))
-
-
-def _body(request: Request) -> Body:
-    try:
-        body = msgspec.json.decode(request.body) if request.body else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("the body is not valid JSON", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-    return body
+        except Conflict as refusal:
+            if refusal.code == "no_place_for_replica":
+                await link.ask(membership.set_member(node, before))
+            raise
+        await link.ask(membership.set_member(node, "removed"))
+        return is_up

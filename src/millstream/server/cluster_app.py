@@ -24,14 +24,16 @@ from millstream.server.app import Application, Route, route, target_of
 from millstream.server.compaction_api import bucket_of_proposal
 from millstream.server.error_map import defect_response, error_response
 from millstream.server.examples import EXAMPLES_ROOT
-from millstream.server.forwarding import MARK, Forwarder
+from millstream.server.forward_marks import MARK, make_mark
+from millstream.server.forwarding import Forwarder
 from millstream.server.front import Front, LiveReads
 from millstream.server.health_api import HealthApi
 from millstream.server.later import reply_later
 from millstream.server.limits import ReadLimits
 from millstream.server.messages import Request, Response, Upload, parse_query
 from millstream.server.metrics import Metrics
-from millstream.server.stream_api import source_key
+from millstream.server.stream_api import source_key, start_token
+from millstream.server.url_token_api import URL_TOKENS
 from millstream.server.yjs_api import YjsApi
 from millstream.streams.subscriptions import Subscription, parse_config
 from millstream.yjs.names import YJS_ROOT, Document
@@ -132,7 +134,10 @@ class ClusterApplication(Front):
                 return
             found = route(request.path)
             request.series = self.metrics.series(request.method, found.kind)
-            if request.path.startswith(_OF_NODES) and self._admin(request):
+            if self.shows_console(request, found.kind) or (request.path.startswith(_OF_NODES) and self._admin(request)):
+                return
+            if found.kind == URL_TOKENS:  # no node need be asked to sign
+                self._slots[0].app.handle(request)
                 return
             slot = self._slot_of(request, found)
             if not slot.is_open:
@@ -241,7 +246,7 @@ class ClusterApplication(Front):
         def answer(response: Response) -> None:
             # The lease was good when this was read and is now: nobody else has written in between.
             is_leader = term > 0 and replica.is_leading and self._membership.generation(replica.number) == term
-            if response.status == 404 and not term and request.method != "OPTIONS":
+            if response.status in (404, 410) and not term and request.method != "OPTIONS":
                 request.reply = reply
                 self._try_elsewhere(request, slot)
                 return
@@ -294,11 +299,16 @@ class ClusterApplication(Front):
             query = parse_query(request.query)
             key = found.arguments[0].key if found.kind == "yjs" and "awareness" not in query else found.key
             if key is not None:
-                token = query.get("offset", query.get("cursor", "-1"))
+                token = start_token(request, query) or "-1"
                 stream = replica.shard.machine.find(key)
                 return stream is not None and token not in ("-1", "now") and parse_offset(token) > stream.tail
             if found.kind == "feed":
-                position = query.get("after", "").rpartition(".")[2]
+                token = (
+                    (request.header(b"last-event-id") or query.get("after", ""))
+                    if "live" in query
+                    else query.get("after", "")
+                )
+                position = token.rpartition(".")[2]
                 return position.isdigit() and int(position) > replica.shard.feed.latest
         except InvalidRequest:
             pass  # it will be refused as such
@@ -314,12 +324,17 @@ class ClusterApplication(Front):
         if lease is None or lease.released or lease.node == self._membership.sign.node or MARK in request.headers:
             raise _no_leader(number)
         if self._forwarder is not None and can_be_forwarded:
-            work = self._forwarder.forward(request, lease.advertise, self._membership.sign.node)
+            work = self._forwarder.forward(request, lease.advertise, self._mark_for(request))
             reply_later(request, work, lambda response: response)
             return
         target = request.path + (b"?" + request.query if request.query else b"")
         fields = b"location: %b%b\r\ncache-control: no-store\r\n" % (lease.advertise.encode(), target)
         request.reply(Response(307, fields))
+
+    def _mark_for(self, request: Request) -> bytes:
+        """What the next node is told of a request that is passed on: whose it is, as far as this one can tell."""
+        address = self.gate.client_address(request) if self.gate is not None else request.address
+        return make_mark(self._slots[0].replica.shard.token_key(), self._membership.sign.node, address)
 
     @staticmethod
     def _discard(request: Request) -> None:

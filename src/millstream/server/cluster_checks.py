@@ -33,6 +33,7 @@ def check_cluster(config: Config) -> None:
             f"cluster.replicas is {cluster.replicas}, but cluster.routes names {len(cluster.routes)} other nodes",
             hint="list the other nodes' cluster.listen in cluster.routes, or lower cluster.replicas",
         )
+    _check_routes(config)
     files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
     if cluster.nats_url and bool(cluster.tls_certificate) != bool(cluster.tls_key):
         raise ConfigurationError("TLS with a certificate needs both cluster.tls_certificate and cluster.tls_key")
@@ -47,20 +48,29 @@ def check_cluster(config: Config) -> None:
         )
 
 
-def claim_directory(config: Config) -> None:
-    """A data directory belongs to one node of one cluster, for ever."""
+def _check_routes(config: Config) -> None:
+    """Routes lead to brokers. Other servers have their HTTP addresses there, which is easily mistaken."""
+    own = config.server.listen[1]
+    mistaken = [f"{host}:{port}" for host, port in config.cluster.routes if port == own != config.cluster.listen[1]]
+    if mistaken:
+        raise ConfigurationError(
+            f"cluster.routes names {', '.join(mistaken)}, and {own} is the port for HTTP",
+            hint=f"write the other nodes' cluster.listen there: the brokers' port is {config.cluster.listen[1]} here",
+        )
+
+
+def check_directory(config: Config) -> None:
+    """Refuse a data directory that belongs to somebody else."""
     directory = config.server.data_dir
-    path = directory / "node.json"
-    ours = Identity(config.cluster.name, config.server.node_id)
+    ours = _identity(config)
     if (directory / "log").exists():
         raise ConfigurationError(
             f"the data directory {directory} belongs to a server of its own",
             hint="start the cluster with an empty one",
         )
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Identity)
+        found = msgspec.json.decode((directory / "node.json").read_bytes(), type=Identity)
     except FileNotFoundError:
-        path.write_bytes(msgspec.json.encode(ours))
         return
     if found != ours:
         raise ConfigurationError(
@@ -68,3 +78,15 @@ def claim_directory(config: Config) -> None:
             f" node {ours.node_id} of {ours.cluster!r}",
             hint="correct server.node_id or cluster.name, or use another data directory",
         )
+
+
+def claim_directory(config: Config) -> None:
+    """A data directory belongs to one node of one cluster, for ever."""
+    check_directory(config)
+    path = config.server.data_dir / "node.json"
+    if not path.exists():
+        path.write_bytes(msgspec.json.encode(_identity(config)))
+
+
+def _identity(config: Config) -> Identity:
+    return Identity(config.cluster.name, config.server.node_id)

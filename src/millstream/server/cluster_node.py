@@ -12,29 +12,40 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from millstream.clock import Clock, SystemClock
+from millstream.clock import Clock, ExpiryClock, SystemClock
 from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
 from millstream.cluster.membership import Membership, NodeSign, Settings
-from millstream.cluster.origins import forget_origins, read_origins
+from millstream.cluster.origins import Origins, forget_origins, read_origins
 from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
 from millstream.config import Config
 from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
 from millstream.log.broker_link import BrokerLink, BrokerRefusal, BrokerSettings
-from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, log_names
+from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, LogTrimmed, log_names
 from millstream.server.app import Application
 from millstream.server.cluster_admin import ClusterAdmin
 from millstream.server.cluster_app import AllSubscriptions, ClusterApplication, Slot
 from millstream.server.cluster_checks import check_cluster, claim_directory
+from millstream.server.console_pages import open_console
 from millstream.server.forwarding import Forwarder
 from millstream.server.gate import Gate
 from millstream.server.limits import read_limits
 from millstream.server.metrics import Metrics
-from millstream.server.run import DataDirectory, flush_limits, object_store_settings, open_gate, yjs_settings
+from millstream.server.run import (
+    DataDirectory,
+    flush_limits,
+    object_store_settings,
+    open_gate,
+    stream_limits,
+    subscription_settings,
+    yjs_settings,
+)
+from millstream.shard.quarantine import Quarantine
 from millstream.shard.restore import restore
+from millstream.shard.scrub import ScrubLimits
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentSealed, decode_batch
-from millstream.tasks import end
+from millstream.tasks import Supervisor, end
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -42,7 +53,6 @@ from millstream.tiers.objects import Objects, open_objects
 
 logger = logging.getLogger("millstream.cluster")
 
-LEFTOVER_AGE_SECONDS: Final = 3600.0
 WAITING_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 1.0
 BALANCE_SECONDS: Final = 1.0
@@ -73,6 +83,8 @@ class ClusterNode:
         self._reopening: set[int] = set()
         self._app: ClusterApplication | None = None
         self._metrics = Metrics()
+        self._supervisor = Supervisor()
+        self._expiry_clock = ExpiryClock(self._clock)
         self._limits = read_limits(config)
         self.on_removed: Callable[[], None] = lambda: None
 
@@ -97,11 +109,14 @@ class ClusterNode:
         config = self.config
         cluster = config.cluster
         broker_settings, system = await self._start_broker()
-        self._link = link = BrokerLink(broker_settings, f"millstream-{cluster.name}-{config.server.node_id}")
+        self._link = link = BrokerLink(
+            broker_settings, f"millstream-{cluster.name}-{config.server.node_id}", self._supervisor
+        )
         await self._connect(link)
         self._check_payload(link)
         sign = NodeSign(config.server.node_id, self._advertised(), self._broker_name() if system is not None else "")
-        settings = Settings(cluster.name, cluster.shards, cluster.replicas, self._origins())
+        origins = self._origins()
+        settings = Settings(cluster.name, cluster.shards, cluster.replicas, origins.positions, origins.claims)
         self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
         may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
         obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
@@ -111,23 +126,29 @@ class ClusterNode:
         membership.on_change = partial(_call_soon, loop, self._nudge)
         await self._open_all()
         self._peers = Peers(link, membership.streams, system)
-        admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics)
+        admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics, self._supervisor)
         forwarder = Forwarder(self._trust()) if cluster.forward else None
         self._app = app = ClusterApplication(
             self._slots, membership, admin.handle, admin.health, self._metrics, self._limits, forwarder
         )
         app.logs_access = config.logging.access
+        app.console = open_console(config)
         app.gate = self.open_gate(config)
         for slot in self._slots:
             await slot.replica.start()
-        self._tasks = [loop.create_task(self._tend_forever(admin))]
+        start = self._supervisor.start
+        self._tasks = [start("tending", partial(self._tend_forever, admin), is_vital=True)]
         if app.gate is not None:
-            self._tasks.append(loop.create_task(app.gate.watch(config.auth.reload_interval)))
+            self._tasks.append(start("token files", partial(app.gate.watch, config.auth.reload_interval)))
         return app
 
     def open_gate(self, config: Config) -> Gate | None:
         """One gate for all shards, by this node's own token files."""
-        return open_gate(config, self._metrics, self._clock, AllSubscriptions(self._slots))
+        # The first shard's key signs for all: every node has it, and needs no leader to use it.
+        slots = self._slots
+        return open_gate(
+            config, self._metrics, self._clock, AllSubscriptions(slots), lambda: slots[0].replica.shard.token_key()
+        )
 
     @property
     def keeps_house(self) -> bool:
@@ -141,7 +162,7 @@ class ClusterNode:
             context.load_verify_locations(self.config.cluster.tls_authority)
         return context
 
-    def _origins(self) -> list[int]:
+    def _origins(self) -> Origins:
         """Where the logs are to begin, if this node was restored to begin the cluster again."""
         found = read_origins(self.config.server.data_dir)
         ours = (self.config.cluster.name, self.config.cluster.shards)
@@ -151,7 +172,7 @@ class ClusterNode:
                 f" not for {ours[0]!r} with {ours[1]}",
                 hint="correct cluster.name or cluster.shards, or restore again into an empty data directory",
             )
-        return found.positions if found is not None else []
+        return found if found is not None else Origins(ours[0], [])
 
     async def _bootstrap_obstacle(self) -> ConfigurationError | None:
         """A new cluster counts positions from one: it must not share a place with what another has written."""
@@ -181,16 +202,21 @@ class ClusterNode:
             cluster.listen,
             cluster.routes,
             cluster.secret,
-            self.config.http.body_bytes_max + RECORD_MARGIN_BYTES,
+            self.config.http.body_bytes_max + self._record_margin_bytes(),
             cluster.advertise,
             cluster.tls_certificate,
             cluster.tls_key,
             cluster.tls_authority,
         )
-        self._broker = Broker(plan, self.config.server.data_dir / "broker")
+        self._broker = Broker(plan, self.config.server.data_dir / "broker", self._supervisor)
         await self._broker.start()
         urls = [self._broker.url]
         return BrokerSettings(urls, USER, cluster.secret), BrokerSettings(urls, SYSTEM_USER, cluster.secret)
+
+    def _record_margin_bytes(self) -> int:
+        """By how much the record of an append may be larger than the body: its own fields, and two bytes a message
+        beyond the comma that the body has for it."""
+        return RECORD_MARGIN_BYTES + 2 * self.config.streams.append_messages_max
 
     def _broker_tls(self) -> ssl.SSLContext:
         """For brokers that are not ours: whom to trust, and what to show them if they ask."""
@@ -238,6 +264,18 @@ class ClusterNode:
 
     async def _open(self, number: int) -> Slot:
         """A replica of a shard: its catalog, restored if the log has gone on without it, and everything behind it."""
+        attempt = 1
+        while True:
+            try:
+                return await self._try_to_open(number)
+            except LogTrimmed as error:
+                # The leader has flushed while we read: what we were about to read is in the object store by now.
+                if attempt == RESTORE_ATTEMPTS:
+                    raise
+                attempt += 1
+                logger.info("shard %d: the log was trimmed while it was read: %s", number, error.message)
+
+    async def _try_to_open(self, number: int) -> Slot:
         assert self._link is not None and self._membership is not None
         config = self.config
         link = self._link
@@ -261,19 +299,32 @@ class ClusterNode:
         log.read_from = catalog.position
         blobs = Blobs(objects, directory / "uploads", f"{number:04d}/" if config.cluster.shards > 1 else "")
         cold = ColdTier(objects, catalog, config.cold.cache_bytes // config.cluster.shards)
-        shard = await asyncio.to_thread(
-            Shard,
-            log,
-            catalog,
-            cold,
-            blobs,
-            self._clock,
-            hot_bytes_max=config.hot.bytes_max // config.cluster.shards,
-            flush_limits=flush_limits(config, config.cluster.shards),
-            reclaim_grace_seconds=config.cold.reclaim_grace,
-            number=number,
-            leftover_age_seconds=LEFTOVER_AGE_SECONDS,
-        )
+        try:
+            shard = await asyncio.to_thread(
+                Shard,
+                log,
+                catalog,
+                cold,
+                blobs,
+                self._clock,
+                hot_bytes_max=config.hot.bytes_max // config.cluster.shards,
+                flush_limits=flush_limits(config, config.cluster.shards),
+                reclaim_grace_seconds=config.cold.reclaim_grace,
+                number=number,
+                leftover_age_seconds=config.cold.leftover_age,
+                may_take_over=config.cold.take_over,
+                scrub_limits=ScrubLimits(config.cold.scrub_bytes_per_second, config.cold.scrub_interval),
+                supervisor=self._supervisor,
+                expiry_clock=self._expiry_clock,
+                stream_limits=stream_limits(config),
+                stuck_seconds_max=config.log.stuck_after,
+                quarantine=Quarantine(config.server.data_dir / "quarantine", number),
+            )
+        except BaseException:
+            cold.close()
+            catalog.close()
+            raise
+        shard.ownership.granted = self._membership.settings.claim(number)
         self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
         limits = self._app.read_limits if self._app is not None else self._limits
         app = Application(
@@ -281,8 +332,9 @@ class ClusterNode:
             limits,
             object_store_settings(config),
             yjs_settings(config),
-            needs_tokens=config.auth.enabled,
+            subscription_settings(config),
             metrics=self._metrics,
+            url_token_seconds_max=config.auth.url_token_max,
         )
         app.subscriptions.wakes.pause()
         replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
@@ -348,15 +400,17 @@ class ClusterNode:
     def _reopen(self, number: int) -> None:
         if number not in self._reopening:
             self._reopening.add(number)
-            self._tasks.append(asyncio.get_running_loop().create_task(self._reopen_later(number)))
+            reopen = partial(self._reopen_later, number)
+            self._tasks.append(self._supervisor.start("restoring", reopen, of=f"shard {number}", is_vital=True))
 
     async def _reopen_later(self, number: int) -> None:
         slot = self._slots[number]
-        slot.is_open = False
-        slot.app.readers.end_all()
-        await slot.app.subscriptions.stop()
-        await slot.app.yjs.compactor.stop()
-        await slot.replica.abandon()
+        if slot.is_open:  # once, though this may be tried again
+            slot.is_open = False
+            slot.app.readers.end_all()
+            await slot.app.subscriptions.stop()
+            await slot.app.yjs.compactor.stop()
+            await slot.replica.abandon()
         while True:
             try:
                 fresh = await self._open(number)

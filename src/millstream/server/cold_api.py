@@ -3,12 +3,13 @@
 `GET /{bucket}/streams/cold` names the store (never its credentials), the bucket's segments and two positions of one
 moment: everything through `flushed` is in those segments, everything after it through `latest` is in the feed.
 Segments may hold rows that are dead; `POST` to the same path says which incarnations are alive, and from which offset.
+A segment has streams of the whole bucket in it, so all of this needs `read` on the whole bucket.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +22,7 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
 
 INCARNATIONS_MAX: Final = 100_000
+POSITION_MAX: Final = 2**63 - 1
 # Names of credentials; everything else about the store may be told to whoever may read the bucket.
 SECRET_OPTIONS: Final = ("access_key_id", "secret_access_key", "session_token", "service_account", "account_key")
 
@@ -28,7 +30,7 @@ _JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 
 class _Question(msgspec.Struct, forbid_unknown_fields=True):
-    incarnations: list[int]
+    incarnations: list[Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]]
 
 
 _QUESTION: Final = msgspec.json.Decoder(_Question)

@@ -14,6 +14,7 @@ from millstream.errors import (
     InvalidRequest,
     MillstreamError,
     NotFound,
+    ObjectMissing,
     OffsetTrimmed,
     OutcomeUnknown,
     PayloadTooLarge,
@@ -47,6 +48,8 @@ _STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
     (Corrupt, 500),
 )
 
+RETRY_SECONDS = 30
+
 # RFC 6750 §3: no error code where no credentials were shown.
 _CHALLENGE = b'Bearer realm="millstream"'
 _CHALLENGES = {"invalid_token": _CHALLENGE + b', error="invalid_token"'}
@@ -57,6 +60,9 @@ def status_of(error: MillstreamError) -> int:
 
 
 def error_response(error: MillstreamError) -> Response:
+    if error.code == "object_not_found":
+        # The stream that was asked for exists: that the store lacks an object of it is no "not found" to the caller.
+        error = ObjectMissing(error.message, hint=error.hint, retry_after_seconds=RETRY_SECONDS)
     fields = b"cache-control: no-store\r\n"
     if isinstance(error, StreamClosed):
         fields += b"stream-closed: true\r\nstream-next-offset: %b\r\n" % format_offset(error.tail).encode()
@@ -110,6 +116,7 @@ _YJS_CODES_BY_OURS = {
     Gone.code: "DOCUMENT_NOT_FOUND",
     ProducerFenced.code: "PRODUCER_FENCED",
     "snapshot_not_found": "SNAPSHOT_NOT_FOUND",
+    "awareness_not_found": "STREAM_NOT_FOUND",
 }
 
 

@@ -47,4 +47,5 @@ class Examples:
         if page is None or request.method not in ("GET", "HEAD"):
             raise NotFound("there is no such example", code="not_found", hint=f"there are {', '.join(self.paths)}")
         fields = b"content-type: %b\r\ncache-control: no-cache\r\n" % page.content_type.encode()
+        request.is_open = True
         request.reply(Response(200, fields, page.content))

@@ -30,7 +30,11 @@ NDJSON_TYPE: Final = "application/x-ndjson"
 SHARD: Final = 0
 
 _ARROW_SCHEMA: Final = arrow.schema(
-    [*(field for field in SEGMENT_SCHEMA if field.name != "incarnation"), arrow.field("event", arrow.string())]
+    [
+        *(field for field in SEGMENT_SCHEMA if field.name != "incarnation"),
+        arrow.field("event", arrow.string()),
+        arrow.field("incarnation", arrow.int64()),  # null for events that are no messages
+    ]
 )
 _NO_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 _TOKEN: Final = re.compile(r"0\.([0-9]{1,18})")
@@ -50,10 +54,11 @@ class FeedApi:
             self._readers.measure(request, live)
         prefix = query.get("prefix", "")
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
-        self._shard.machine.bucket(bucket)
         token = query.get("after")
         if live == "sse":  # an EventSource that reconnects repeats its URL and says by header how far it came
             token = request.header(b"last-event-id") or token
+        if not token or token == "now":  # who follows a bucket that has gone with its last stream hears of that
+            self._shard.machine.bucket(bucket)
         after = self._after(token)
         feed = self._shard.feed
         if live == "sse":
@@ -136,13 +141,13 @@ class FeedFollower(Follower):
 
     def _event(self, item: FeedItem) -> bytes:
         data = msgspec.json.encode(_as_json(self._bucket, item))
-        return b"id: %b\n" % _token(item.position).encode() + encode_event(item.event.encode(), data)
+        return encode_event(item.event.encode(), data, _token(item.position).encode())
 
     def _control(self, *, up_to_date: bool) -> bytes:
         control: dict[str, object] = {"token": _token(self._after)}
         if up_to_date and self._shard.is_current():
             control["upToDate"] = True
-        return b"id: %b\n" % _token(self._after).encode() + encode_event(b"control", msgspec.json.encode(control))
+        return encode_event(b"control", msgspec.json.encode(control), _token(self._after).encode())
 
 
 def position_of(token: str) -> int:
@@ -209,6 +214,7 @@ def _arrow(bucket: str, items: list[FeedItem]) -> bytes:
         [item.content_type for item in items],
         [item.payload for item in items],
         [item.event for item in items],
+        [item.incarnation for item in items],
     ]
     arrays = [arrow.array(column, type=field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
     batch = arrow.record_batch(arrays, schema=_ARROW_SCHEMA)

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import httptools
 
 from millstream.errors import OutcomeUnknown, Unavailable
+from millstream.server.forward_marks import MARK
 from millstream.server.messages import Request, Response
 
 CONNECTIONS_MAX: Final = 256
 TIMEOUT_SECONDS: Final = 30.0
 ANSWER_BYTES_MAX: Final = 16 << 20
-MARK: Final = b"millstream-forwarded"
 
 _NOT_PASSED_ON: Final = frozenset(
     {b"connection", b"keep-alive", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"}
@@ -47,14 +47,14 @@ class Forwarder:
         self._idle: dict[_Address, deque[_Connection]] = {}
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
 
-    async def forward(self, request: Request, base_url: str, node: int) -> Response:
+    async def forward(self, request: Request, base_url: str, mark: bytes) -> Response:
         parts = urlsplit(base_url)
         is_secure = parts.scheme == "https"
         address = (parts.hostname or "", parts.port or (443 if is_secure else 80), is_secure)
         async with self._slots:
             try:
                 async with asyncio.timeout(TIMEOUT_SECONDS):
-                    return await self._exchange(request, address, node)
+                    return await self._exchange(request, address, mark)
             except (OSError, TimeoutError, EOFError, httptools.HttpParserError) as error:
                 raise OutcomeUnknown(
                     f"the leader at {base_url} did not answer: {error or type(error).__name__}",
@@ -62,10 +62,10 @@ class Forwarder:
                     hint="it may or may not have been written; repeat it with the same producer sequence",
                 ) from None
 
-    async def _exchange(self, request: Request, address: _Address, node: int) -> Response:
+    async def _exchange(self, request: Request, address: _Address, mark: bytes) -> Response:
         reader, writer = await self._connect(address)
         try:
-            writer.write(_head(request, node) + request.body)
+            writer.write(_head(request, mark) + request.body)
             await writer.drain()
             answer = _Answer()
             parser: Any = httptools.HttpResponseParser(answer)
@@ -104,7 +104,7 @@ class Forwarder:
                 writer.close()
 
 
-def _head(request: Request, node: int) -> bytes:
+def _head(request: Request, mark: bytes) -> bytes:
     target = request.path + (b"?" + request.query if request.query else b"")
     lines = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), target)]
     lines += [
@@ -114,7 +114,7 @@ def _head(request: Request, node: int) -> bytes:
     ]
     hops = [request.headers[b"x-forwarded-for"]] if b"x-forwarded-for" in request.headers else []
     lines.append(b"x-forwarded-for: %b\r\n" % b", ".join([*hops, request.address.encode()]))
-    lines.append(b"content-length: %d\r\n%b: %d\r\n\r\n" % (len(request.body), MARK, node))
+    lines.append(b"content-length: %d\r\n%b: %b\r\n\r\n" % (len(request.body), MARK, mark))
     return b"".join(lines)
 
 

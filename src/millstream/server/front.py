@@ -10,6 +10,7 @@ from typing import Protocol
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError
+from millstream.server.console_pages import Console
 from millstream.server.error_map import error_response, yjs_error
 from millstream.server.examples import Examples
 from millstream.server.gate import FindTarget, Gate
@@ -30,9 +31,11 @@ class Front(ABC):
         self._find_target = find_target
         self.metrics = metrics
         self.health = health
+        self.supervisor = health.supervisor
         self.gate: Gate | None = None
         self.logs_access = False
         self.examples: Examples | None = None
+        self.console: Console | None = None
 
     @property
     @abstractmethod
@@ -55,17 +58,26 @@ class Front(ABC):
         """A refusal that an adapter gives by itself, in the words of the protocol that its target belongs to."""
         return yjs_error(refusal) if target.startswith(YJS_ROOT) else refusal
 
+    def shows_console(self, request: Request, kind: str) -> bool:
+        """Answer what is the console's; for any other method its name is only reserved."""
+        if kind != "console" or self.console is None or request.method not in ("GET", "HEAD"):
+            return False
+        self.console.serve(request)
+        return True
+
     def refusal_of_head(self, request: Request) -> Response | None:
         """The answer to a request whose body need not be awaited, since it would be refused."""
         if self.gate is not None:
             try:
                 self.gate.check_head(request, self._find_target)
             except MillstreamError as error:
-                return error_response(error)
+                return self.gate.answer_to(request, error_response(error))
         return None
 
-    def answered(self, request: Request, response: Response) -> None:
-        """Called by the adapters with every answer, as it goes out."""
+    def answered(self, request: Request, response: Response) -> Response:
+        """Called by the adapters with every answer as it goes out, whoever gave it; returns what is to be sent."""
+        if self.gate is not None:
+            response = self.gate.answer_to(request, response)
         metrics = self.metrics
         series = request.series or metrics.unrouted
         series.statuses[response.status] += 1
@@ -77,3 +89,4 @@ class Front(ABC):
             series.time(seconds, metrics.timed_one_in)
             if self.logs_access:
                 log_access(request, response, seconds)
+        return response

@@ -1,6 +1,6 @@
 """The gate: who sends a request, whether they may, and whether they have not asked for too much.
 
-Stands before the handlers when `[auth]` or `[limits]` are on; otherwise there is none. It refuses by raising, before
+Stands before the handlers unless nobody needs a token and nobody is limited. It refuses by raising, before
 anything is looked up, so a refusal says nothing about what exists. It also watches live reads: they count against
 limits while they last, and end when their token does.
 """
@@ -14,18 +14,21 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from millstream.access.authenticator import Authenticator
 from millstream.access.rates import Rate
-from millstream.access.scopes import Principal
+from millstream.access.scopes import Principal, principal_by_url
+from millstream.access.url_tokens import read_url_token
+from millstream.caches import cached, show
 from millstream.clock import Clock
 from millstream.config import LimitsSection
 from millstream.errors import Forbidden, InvalidRequest, MillstreamError, TooManyRequests, Unauthorized
 from millstream.protocol.keys import StreamKey
 from millstream.server import needs
+from millstream.server.caching import never, private
 from millstream.server.error_map import error_response
+from millstream.server.forward_marks import MARK, address_in
 from millstream.server.messages import BodyStream, ReplyWith, Request, Response, Sink, parse_query
 from millstream.server.metrics import Metrics
 from millstream.streams.subscriptions import Subscription
@@ -33,6 +36,8 @@ from millstream.streams.subscriptions import Subscription
 logger = logging.getLogger("millstream.access")
 
 DECISIONS_MAX: Final = 20_000
+# A longer path can name nothing; who sends one is judged anew each time, and leaves nothing behind.
+PATH_BYTES_REMEMBERED_MAX: Final = 512
 
 
 class Target(NamedTuple):
@@ -54,6 +59,7 @@ class Gate:
         metrics: Metrics,
         clock: Clock,
         subscriptions: Mapping[str, Subscription],
+        secret: Callable[[], bytes | None] = lambda: None,
         *,
         open_metrics: bool = False,
         trusted_proxies: frozenset[str] = frozenset(),
@@ -62,19 +68,21 @@ class Gate:
         self.clock = clock
         self._metrics = metrics
         self._subscriptions = subscriptions
+        self._secret = secret
         self.open_metrics = open_metrics
         self._trusted_proxies = trusted_proxies
         self.sessions: set[Session] = set()
         self.live: Counter[str] = Counter()
         # What was allowed, by the hash of what was shown. Cleared whole when it is full: it is soon filled again.
         self._decisions: dict[tuple[bytes, str, bytes], Principal] = {}
+        show("decisions", self._decisions, DECISIONS_MAX)
         self.set_limits(limits)
 
     def set_limits(self, limits: LimitsSection) -> None:
         """Apply limits from now on; what was used so far is forgotten."""
         burst, tracked = limits.burst, limits.tracked_max
         self._limits = limits
-        self._requests = {
+        requests = {
             "principal": Rate(limits.principal_requests_per_second, burst, tracked),
             "address": Rate(limits.address_requests_per_second, burst, tracked),
         }
@@ -82,47 +90,62 @@ class Gate:
             "principal": Rate(limits.principal_bytes_per_second, burst, tracked),
             "address": Rate(limits.address_bytes_per_second, burst, tracked),
         }
+        self._exempts_loopback = limits.exempt_loopback
         self._live_max = {"principal": limits.principal_live_max, "address": limits.address_live_max}
-        self._is_limited = {
-            kind: bool(self._requests[kind].per_second or self.bytes[kind].per_second) for kind in self._requests
+        # What there is to take from, by kind of client: requests, and bytes.
+        self._rates = {
+            kind: [
+                (name, rate)
+                for name, rate in (("requests", requests[kind]), ("bytes", self.bytes[kind]))
+                if rate.per_second
+            ]
+            for kind in requests
         }
         self._meters_bytes = any(rate.per_second for rate in self.bytes.values())
 
     def admit(self, request: Request, find_target: FindTarget) -> None:
         """Let a request pass, or raise why not."""
-        if self._is_limited["address"]:
-            self._take("address", self._address_key(request), request)
+        address = self._limited_address(request)
+        if address is not None:
+            self._take("address", address, request)
         principal = request.principal = self._authorized(request, find_target)
-        if principal is not None and self._is_limited["principal"]:
+        if principal is not None:
             self._take("principal", principal.key, request)
-        is_live = request.method == "GET" and _is_live(request.query)
-        if is_live or self._meters_bytes:
-            clients = {"address": self._address_key(request)}
+        # Only what is read has an answer worth counting.
+        if request.method == "GET" and ((is_live := _is_live(request.query)) or self._meters_bytes):
+            clients = {} if address is None else {"address": address}
             if principal is not None:
                 clients["principal"] = principal.key
             if is_live:
                 self._check_live(clients)
-            Session(self, request, principal, clients, is_live=is_live)
+            if clients:
+                Session(self, request, principal, clients, is_live=is_live)
+
+    def answer_to(self, request: Request, response: Response) -> Response:
+        """The answer as caches may have it: what needed a token is for its holder alone, refusals included."""
+        if self.authenticator is None or request.is_open:
+            return response
+        principal = request.principal
+        fields = (never if principal is not None and principal.is_by_url else private)(response.fields)
+        return Response(response.status, fields, response.body, length=response.length)
 
     def check_head(self, request: Request, find_target: FindTarget) -> None:
         """The same before the body has arrived, so that nobody need take it in; nothing is counted yet."""
-        if self._is_limited["address"]:
-            self._take("address", self._address_key(request), None)
-        if find_target(request.path).kind != "control":  # what that needs is in its body
+        address = self._limited_address(request)
+        if address is not None:
+            self._take("address", address, None)
+        if find_target(request.path).kind not in needs.IN_BODY:
             principal = self._authorized(request, find_target)
-            if principal is not None and self._is_limited["principal"]:
+            if principal is not None:
                 self._take("principal", principal.key, None)
 
     def _take(self, kind: str, client: str, request: Request | None) -> None:
         """Take what a request uses from what its client has; without a request only see whether there is any."""
-        for name, rate, amount in (
-            ("requests", self._requests[kind], 1),
-            ("bytes", self.bytes[kind], len(request.body) if request is not None else 0),
-        ):
-            if rate.per_second:
-                wait = rate.take(client, amount if request is not None else 0)
-                if wait:
-                    self._limited(f"{kind}_{name}", f"this {kind} uses more than its {name} per second", wait)
+        for name, rate in self._rates[kind]:
+            amount = 0 if request is None else 1 if name == "requests" else len(request.body)
+            wait = rate.take(client, amount)
+            if wait:
+                self._limited(f"{kind}_{name}", f"this {kind} uses more than its {name} per second", wait)
 
     def _authorized(self, request: Request, find_target: FindTarget) -> Principal | None:
         """Who may do this, decided anew or as it was the last time the same was asked with the same token."""
@@ -136,7 +159,13 @@ class Gate:
         target = find_target(request.path)
         principal = self._decided(request, target)
         # A PUT may fork, and what is no stream's may depend on the query or the body.
-        if principal is not None and decision is not None and target.key is not None and request.method != "PUT":
+        if (
+            principal is not None
+            and decision is not None
+            and target.key is not None
+            and request.method != "PUT"
+            and len(request.path) <= PATH_BYTES_REMEMBERED_MAX
+        ):
             if len(self._decisions) >= DECISIONS_MAX:
                 self._decisions.clear()
             self._decisions[decision] = principal
@@ -145,8 +174,12 @@ class Gate:
     def _decided(self, request: Request, target: Target) -> Principal | None:
         assert self.authenticator is not None
         if needs.is_open(request, target.kind, open_metrics=self.open_metrics):
+            request.is_open = True
             return None
         try:
+            by_url = self._principal_by_url(request, target)
+            if by_url is not None:
+                return by_url
             principal = self.authenticator.principal(request.headers.get(b"authorization"))
             needs.check(principal, request, target.kind, target.key, target.bucket, self._subscriptions)
         except Unauthorized as error:
@@ -155,6 +188,22 @@ class Gate:
         except Forbidden:
             self._metrics.forbidden += 1
             raise
+        return principal
+
+    def _principal_by_url(self, request: Request, target: Target) -> Principal | None:
+        """Who shows a token in the URL, which reads one stream and is good for nothing else."""
+        assert self.authenticator is not None
+        if target.kind != "stream" or request.method not in ("GET", "HEAD") or b"authorization" in request.headers:
+            return None
+        token, secret = _url_token(request.query), self._secret()
+        if token is None or secret is None:
+            return None
+        grant = read_url_token(secret, token, self.clock.now_ms())
+        principal = principal_by_url(grant)
+        if not self.authenticator.is_valid(principal):
+            raise Unauthorized("the token in the URL was made with one that is no longer good", code="invalid_token")
+        if grant.key != target.key:
+            raise Forbidden("the token in the URL is for another stream")
         return principal
 
     def _check_live(self, clients: Mapping[str, str]) -> None:
@@ -168,12 +217,23 @@ class Gate:
         hint = "wait as long as Retry-After says"
         raise TooManyRequests(message, hint=hint, retry_after_seconds=max(1, math.ceil(seconds)))
 
-    def _address_key(self, request: Request) -> str:
+    def client_address(self, request: Request) -> str:
         """The client's address, as far as it can be trusted."""
+        mark = request.headers.get(MARK)
+        said = address_in(self._secret(), mark) if mark is not None else None
+        if said is not None:
+            return said
         address = request.address
         if address in self._trusted_proxies:
             hops = [hop.strip() for hop in (request.header(b"x-forwarded-for") or "").split(",")]
             address = next((hop for hop in reversed(hops) if hop and hop not in self._trusted_proxies), address)
+        return address
+
+    def _limited_address(self, request: Request) -> str | None:
+        """The client's address as it is counted; None for one that has no limits."""
+        address = self.client_address(request)
+        if self._exempts_loopback and request.address not in self._trusted_proxies and is_loopback(address):
+            return None
         return network_of(address[:64])
 
     # -- when tokens change ------------------------------------------------------------------------------------
@@ -200,7 +260,7 @@ class Gate:
                     logger.error("the token files changed and cannot be used; the former ones stay: %s", error)
 
 
-@lru_cache(maxsize=4096)
+@cached("networks", 4096)
 def network_of(address: str) -> str:
     """What counts as one address: for IPv6 the /64 network, since one client has all of it."""
     try:
@@ -212,12 +272,30 @@ def network_of(address: str) -> str:
     return str(ip.ipv4_mapped or ip) if isinstance(ip, ipaddress.IPv6Address) else str(ip)
 
 
+@cached("loopback_addresses", 4096)
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own; a Unix socket's, which has none, is."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return not address
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
 def _is_live(query: bytes) -> bool:
     """Whether a query asks for a live read, in whatever spelling its handler will understand."""
     try:
         return bool(query) and "live" in parse_query(query)
     except InvalidRequest:
         return False  # no handler that reads the query will take it
+
+
+def _url_token(query: bytes) -> str | None:
+    try:
+        return parse_query(query).get("token") if query else None
+    except InvalidRequest:
+        return None
 
 
 def _unheard(_: Response) -> None:

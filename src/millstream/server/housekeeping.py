@@ -15,32 +15,34 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from millstream.tasks import end
+from millstream.tasks import Supervisor, end
+from millstream.tiers.objects import CREDENTIAL_VARIABLES
 
 logger = logging.getLogger("millstream.housekeeping")
 
 LONGEST_SECONDS: Final = 6 * 3600.0
 STOP_SECONDS: Final = 5.0
 OUTPUT_BYTES_MAX: Final = 64 << 10
-# Where jobs look for the credentials of a store, by the names they have in the configuration.
-CREDENTIALS: Final = {
-    ("s3", "access_key_id"): "AWS_ACCESS_KEY_ID",
-    ("s3", "secret_access_key"): "AWS_SECRET_ACCESS_KEY",
-    ("s3", "session_token"): "AWS_SESSION_TOKEN",
-    ("gcs", "service_account"): "GOOGLE_SERVICE_ACCOUNT",
-    ("azure", "account_key"): "AZURE_STORAGE_ACCOUNT_KEY",
-}
 
 
 class Housekeeping:
-    def __init__(self, url: str, every_seconds: float, master: str, backend: str, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        every_seconds: float,
+        master: str,
+        backend: str,
+        options: Mapping[str, str],
+        supervisor: Supervisor,
+    ) -> None:
         self._every_seconds = every_seconds
+        self._supervisor = supervisor
         self._command = [
             sys.executable, "-m", "millstream.pipeline", "compact", "--json", "--url", url, "--master", master
         ]  # fmt: skip
         self._environment = dict(os.environ)
-        for (kind, name), variable in CREDENTIALS.items():
-            if kind == backend and options.get(name):
+        for name, variable in CREDENTIAL_VARIABLES.get(backend, {}).items():
+            if options.get(name):
                 self._environment[variable] = options[name]
         self.is_ours: Callable[[], bool] = lambda: True
         self._process: asyncio.subprocess.Process | None = None
@@ -48,7 +50,7 @@ class Housekeeping:
 
     def start(self) -> None:
         if self._every_seconds > 0:
-            self._task = asyncio.get_running_loop().create_task(self._run_forever())
+            self._task = self._supervisor.start("housekeeping", self._run_forever)
 
     async def stop(self) -> None:
         await end(self._task)

@@ -1,4 +1,4 @@
-"""The limits of the HTTP side, with their defaults. Each has a config key and a line in docs/behaviour.md."""
+"""The limits of the HTTP side, from the configuration, which has their defaults; docs/behaviour.md explains each."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from dataclasses import dataclass
 
 from millstream.config import Config
 
-KIB = 1 << 10
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    header_bytes_max: int = 32 * KIB
-    body_bytes_max: int = 8 * MIB
-    connections_max: int = 20_000
-    pipelined_requests_max: int = 64
-    header_timeout_seconds: float = 10.0
-    body_timeout_seconds: float = 30.0
-    idle_timeout_seconds: float = 75.0
-    send_timeout_seconds: float = 30.0
-    write_buffer_bytes_max: int = 256 * KIB
+    header_bytes_max: int
+    body_bytes_max: int
+    connections_max: int
+    pipelined_requests_max: int
+    header_timeout_seconds: float
+    body_timeout_seconds: float
+    idle_timeout_seconds: float
+    send_timeout_seconds: float
+    write_buffer_bytes_max: int
+    unsent_bytes_max: int
+    incoming_bytes_max: int
+    body_bytes_per_second_min: int
+    address_connections_max: int
+    # Whose connections are not counted by address: proxies, which have many clients, and this machine.
+    trusted_proxies: frozenset[str]
+    exempt_loopback: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    chunk_bytes_max: int = 1 * MIB
-    long_poll_seconds: float = 30.0
-    sse_lifetime_seconds: float = 60.0
-    sse_heartbeat_seconds: float = 15.0
-    live_readers_max: int = 10_000
-    live_readers_per_stream_max: int = 10_000
-    snapshot_bytes_max: int = 128 * MIB
+    chunk_bytes_max: int
+    long_poll_seconds: float
+    sse_lifetime_seconds: float
+    sse_heartbeat_seconds: float
+    live_readers_max: int
+    live_readers_per_stream_max: int
+    snapshot_bytes_max: int
 
 
 def http_limits(config: Config) -> HttpLimits:
@@ -46,7 +50,17 @@ def http_limits(config: Config) -> HttpLimits:
         idle_timeout_seconds=http.idle_timeout,
         send_timeout_seconds=http.send_timeout,
         write_buffer_bytes_max=http.write_buffer_bytes_max,
+        unsent_bytes_max=http.unsent_bytes_max,
+        incoming_bytes_max=http.incoming_bytes_max,
+        body_bytes_per_second_min=http.body_bytes_per_second_min,
+        address_connections_max=config.limits.address_connections_max,
+        trusted_proxies=trusted_proxies(config),
+        exempt_loopback=config.limits.exempt_loopback,
     )
+
+
+def trusted_proxies(config: Config) -> frozenset[str]:
+    return frozenset(one.strip() for one in config.server.trusted_proxies.split(",") if one.strip())
 
 
 def read_limits(config: Config) -> ReadLimits:

@@ -15,8 +15,8 @@ from copy import copy
 from typing import Any, TypeVar
 
 from millstream.errors import MillstreamError, Unavailable
-from millstream.protocol.cursors import JITTER_SECONDS, next_cursor
-from millstream.protocol.offsets import format_offset
+from millstream.protocol.cursors import JITTER_SECONDS, Cursor, next_interval, parse_cursor
+from millstream.protocol.offsets import Offset, format_offset
 from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
 from millstream.server.limits import ReadLimits
 from millstream.server.messages import Request, Sink
@@ -40,7 +40,7 @@ class LiveReaders:
         self._metrics = metrics
         self.live: set[LongPoll | Follower] = set()
         # The events encoded last: after an append nearly every follower of the stream asks for the same ones.
-        self._encoded: tuple[tuple[int, int, int, bool, str], bytes] = ((0, 0, 0, False, ""), b"")
+        self._encoded: tuple[tuple[int, int, int, bool, int], bytes] = ((0, 0, 0, False, 0), b"")
 
     def with_limits(self, limits: ReadLimits) -> LiveReaders:
         """The same readers, counted and ended together, under other limits."""
@@ -64,18 +64,21 @@ class LiveReaders:
         for reader in tuple(self.live):
             reader.end()
 
-    def cursor(self, echoed: str | None) -> str:
+    def interval(self, echoed: str | None) -> int:
+        """The interval that a live answer's cursor names, given the cursor that its client echoed."""
         clock = self.shard.clock
-        return next_cursor(clock.now_ms(), echoed, clock.uniform(*JITTER_SECONDS) if echoed else 0.0)
+        cursor = parse_cursor(echoed) if echoed is not None else None
+        return next_interval(clock.now_ms(), cursor, clock.uniform(*JITTER_SECONDS) if cursor is not None else 0.0)
 
-    def events(self, stream: Stream, start: int, result: ReadResult, cursor: str) -> bytes:
+    def events(self, stream: Stream, start: int, result: ReadResult, interval: int) -> bytes:
         """The data event of a read and the control event that follows it."""
         # Given these, the rest of the result follows: it reaches the tail or it does not.
         up_to_date = result.up_to_date and self.shard.is_current()
-        key = (stream.incarnation, start, result.next_offset, result.closed or not up_to_date, cursor)
+        key = (stream.incarnation, start, result.next_offset, result.closed or not up_to_date, interval)
         if self._encoded[0] != key:
-            data = encode_data(stream.content_type, result.messages)
             token = format_offset(result.next_offset)
+            data = encode_data(stream.content_type, result.messages, token)
+            cursor = str(Cursor(interval, stream.incarnation, Offset(result.next_offset)))
             control = encode_control(token, cursor=cursor, up_to_date=up_to_date, closed=result.closed)
             self._encoded = (key, data + control)
         return self._encoded[1]
@@ -214,7 +217,7 @@ class StreamFollower(Follower):
         super().__init__(readers, stream.incarnation)
         self._stream = stream
         self._offset = min(offset, stream.tail)
-        self._cursor = readers.cursor(cursor)
+        self._interval = readers.interval(cursor)
 
     def start(self, sink: Sink) -> None:
         has_nothing_yet = self._offset == self._stream.tail and not self._stream.closed
@@ -241,19 +244,18 @@ class StreamFollower(Follower):
         return False
 
     def _send(self, result: ReadResult) -> None:
-        self._advance_cursor()
-        events = self._readers.events(self._stream, self._offset, result, self._cursor)
+        self._advance_interval()
+        events = self._readers.events(self._stream, self._offset, result, self._interval)
         self._offset = result.next_offset
         self._write(events)
         if result.closed:
             self._finish()
 
-    def _advance_cursor(self) -> None:
-        current = self._readers.cursor(None)
-        if current != self._cursor and int(current) > int(self._cursor):
-            self._cursor = current
+    def _advance_interval(self) -> None:
+        self._interval = max(self._interval, self._readers.interval(None))
 
     def _control(self, offset: int, up_to_date: bool, closed: bool) -> bytes:
-        self._advance_cursor()
+        self._advance_interval()
         up_to_date = up_to_date and self._readers.shard.is_current()
-        return encode_control(format_offset(offset), cursor=self._cursor, up_to_date=up_to_date, closed=closed)
+        cursor = str(Cursor(self._interval, self._stream.incarnation, Offset(offset)))
+        return encode_control(format_offset(offset), cursor=cursor, up_to_date=up_to_date, closed=closed)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from http import HTTPStatus
 from itertools import count
 from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
 from millstream.access.scopes import Principal
+from millstream.caches import cached
 from millstream.clock import SystemClock
 from millstream.errors import InvalidRequest
 from millstream.server.metrics import RouteSeries
@@ -42,6 +42,11 @@ COMMON_FIELDS: Final = (
 )
 
 
+# What a stream or a snapshot holds is somebody's bytes under somebody's content type. A browser that is pointed at it
+# shows it as a document of no origin: no script in it runs, least of all as if it were the console's.
+SANDBOX: Final = b"content-security-policy: sandbox\r\n"
+
+
 class Request:
     """One request, body included, and the way to answer it.
 
@@ -54,6 +59,7 @@ class Request:
         "client",
         "headers",
         "is_disconnected",
+        "is_open",
         "method",
         "on_disconnect",
         "path",
@@ -93,6 +99,8 @@ class Request:
         self.client = client
         # Under which name the request is measured; None until it is routed.
         self.series: RouteSeries | None = None
+        # Whether it needs no token where others do: only then may its answer be kept by caches that many share.
+        self.is_open = False
         # Who the gate says sent it, and what else the gate wants to know of it.
         self.principal: Principal | None = None
         self.session: Session | None = None
@@ -222,7 +230,7 @@ def base_url_of(scheme: str, host: bytes) -> str:
     return _base_url_of(scheme, host)
 
 
-@lru_cache(maxsize=4096)
+@cached("hosts", 4096)
 def _base_url_of(scheme: str, host: bytes) -> str:
     text = host.decode("latin-1")
     if _HOST.fullmatch(text) is None:
@@ -235,7 +243,7 @@ def parse_query(raw: bytes) -> dict[str, str]:
     return _parse_query(raw) if len(raw) <= QUERY_BYTES_CACHED_MAX else _parse_query.__wrapped__(raw)
 
 
-@lru_cache(maxsize=4096)
+@cached("queries", 4096)
 def _parse_query(raw: bytes) -> dict[str, str]:
     parameters: dict[str, str] = {}
     for pair in raw.split(b"&"):

@@ -43,6 +43,8 @@ class Metrics:
         # of its fellows. A power of two.
         self.timed_one_in = 1
         self.connections = 0
+        self.unsent_bytes = 0
+        self.slow_readers_dropped = 0
         self.authentication_failures: Counter[str] = Counter()
         self.rate_limited: Counter[str] = Counter()
         self.forbidden = 0

@@ -15,18 +15,22 @@ from millstream.server.live import Follower, LiveReaders
 from millstream.server.messages import Request, Response
 from millstream.server.metrics import Metrics
 from millstream.shard.shard import Shard
+from millstream.tasks import Supervisor
 
 _STARTED_SECONDS = SystemClock().now_ms() / 1000
 
 
 class MetricsApi:
-    def __init__(self, metrics: Metrics, readers: Sequence[LiveReaders], shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, metrics: Metrics, readers: Sequence[LiveReaders], shards: Sequence[Shard], supervisor: Supervisor
+    ) -> None:
         self._metrics = metrics
         self._readers = readers
         self._shards = shards
+        self._supervisor = supervisor
 
     def expose(self, request: Request) -> None:
-        families = [*self._http(), *self._writing(), *self._tiers(), *self._live(), *_process()]
+        families = [*self._http(), *self._writing(), *self._tiers(), *self._live(), *self._background(), *_process()]
         fields = b"content-type: %b\r\ncache-control: no-store\r\n" % CONTENT_TYPE.encode()
         request.reply(Response(200, fields, render(families)))
 
@@ -51,6 +55,10 @@ class MetricsApi:
         )
         yield counter("millstream_sent_bytes_total", "Bytes of answers' bodies.", metrics.sent_bytes)
         yield gauge("millstream_connections", "Open connections.", metrics.connections)
+        text = "Bytes for clients that do not read them at present."
+        yield gauge("millstream_unsent_bytes", text, metrics.unsent_bytes)
+        text = "Connections cut off because all together had too much unread."
+        yield counter("millstream_slow_readers_dropped_total", text, metrics.slow_readers_dropped)
         yield Family(
             "millstream_authentication_failures_total",
             "counter",
@@ -98,7 +106,8 @@ class MetricsApi:
         totals = [shard.cold_totals() for shard in shards]
         for name, text, value in (
             ("hot_bytes", "Memory taken by messages.", sum(shard.hot.bytes for shard in shards)),
-            ("hot_bytes_max", "Memory messages may take.", sum(shard.hot_bytes_max for shard in shards)),
+            ("budget_bytes", "Memory that counts against the limit.", sum(shard.budget.used for shard in shards)),
+            ("hot_bytes_max", "Memory that may be taken.", sum(shard.hot_bytes_max for shard in shards)),
             ("cold_bytes", "Bytes of segments in the object store.", sum(one.stored_bytes for one in totals)),
             ("cold_payload_bytes", "Payload bytes in the cold tier.", sum(one.payload_bytes for one in totals)),
             ("cold_segments", "Segments in the object store.", sum(one.segments for one in totals)),
@@ -113,6 +122,16 @@ class MetricsApi:
                 "Streams whose state is in memory.",
                 sum(shard.machine.resident_count() for shard in shards),
             ),
+            (
+                "store_lost",
+                "Shards whose part of the object store is not this server's.",
+                sum(shard.ownership.refusal is not None for shard in shards),
+            ),
+            (
+                "cold_damaged_objects",
+                "Objects in the store that are known to be missing or damaged.",
+                sum(len(shard.damaged()) for shard in shards),
+            ),
             ("flush_failing", "Shards whose last flush failed.", sum(s.flusher.failure is not None for s in shards)),
         ):
             yield gauge(f"millstream_{name}", text, value)
@@ -120,6 +139,12 @@ class MetricsApi:
         yield Family("millstream_flush_seconds", "histogram", "Time a flush took.", [({}, flushes)])
         failures = sum(one.flush_failures for one in measures)
         yield counter("millstream_flush_failures_total", "Flushes that failed and are tried again.", failures)
+        found = sum(shard.cold.objects.damage.found_total for shard in shards)
+        yield counter("millstream_cold_damage_found_total", "Times that damage was come upon.", found)
+        scrubbed = sum(one.scrubbed_bytes for one in measures)
+        yield counter("millstream_scrubbed_bytes_total", "Bytes of the store read and compared.", scrubbed)
+        scrubs = sum(one.scrubs for one in measures)
+        yield counter("millstream_scrubs_total", "Rounds in which all of the store was compared.", scrubs)
         reclaimed = sum(one.segments_reclaimed for one in measures)
         yield counter("millstream_segments_reclaimed_total", "Dead segments deleted.", reclaimed)
         kinds = sorted({kind for one in measures for kind in one.compactions})
@@ -143,6 +168,21 @@ class MetricsApi:
         wakes = merged([shard.measures.wake_seconds for shard in self._shards])
         text = "Time from a batch's being durable until a live reader was given what is new."
         yield Family("millstream_wake_seconds", "histogram", text, [({}, wakes)])
+
+    def _background(self) -> Iterator[Family]:
+        yield Family(
+            "millstream_background_task_failures_total",
+            "counter",
+            "Failures of background tasks, which are started again.",
+            [({"task": name}, count) for name, count in sorted(self._supervisor.failures.items())],
+        )
+        problems = len(self._supervisor.problems)
+        clocks = {id(shard.expiry_clock): shard.expiry_clock for shard in self._shards}.values()
+        jumps = sum(clock.jumps for clock in clocks)
+        yield counter("millstream_clock_jumps_total", "Times the wall clock was set while the server ran.", jumps)
+        text = "Whether nothing expires, because the wall clock has jumped ahead."
+        yield gauge("millstream_expiry_held", text, int(any(clock.is_held for clock in clocks)))
+        yield gauge("millstream_background_tasks_failing", "Vital background tasks that do not run.", problems)
 
 
 def _process() -> Iterator[Family]:

@@ -15,19 +15,26 @@ from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
 from millstream.server.messages import Request, parse_query
 from millstream.server.stream_api import source_key
 from millstream.server.subscription_api import CONTROL_ROOT, json_body, object_body
+from millstream.server.url_token_api import URL_TOKENS, wished_key
 from millstream.streams.records import SubscriptionConfig
 from millstream.streams.subscriptions import Subscription, checked_paths, parse_config
 
 SERVER_ADMIN: Final = Need("admin", EVERY_BUCKET)
 
-_OPEN: Final = frozenset({"health", "readiness", "cluster readiness"})
+_OPEN: Final = frozenset({"health", "readiness", "cluster readiness", "console"})
+# Handlers that tell of nothing beyond the prefix they are asked for.
+_BY_PREFIX: Final = frozenset({"listing", "feed"})
 # A worker proves itself with the token of its wake.
 _LEASED: Final = frozenset({b"ack", b"release", b"callback"})
 _READS: Final = ("GET", "HEAD")
+# What these need is in their bodies.
+IN_BODY: Final = frozenset({"control", URL_TOKENS})
 
 
 def is_open(request: Request, kind: str, *, open_metrics: bool) -> bool:
-    """Whether a request needs no token at all: health, preflights, public keys, and what has tokens of its own."""
+    """Whether a request needs no token at all: health, the console's files, preflights, public keys, and what has
+    tokens of its own.
+    """
     if kind in _OPEN or request.method == "OPTIONS" or (kind == "metrics" and open_metrics):
         return True
     if kind != "control":
@@ -47,6 +54,9 @@ def check(
     """Refuse what a principal's scopes do not cover, in words that do not depend on what exists."""
     if kind == "control":
         _check_control(principal, request, subscriptions)
+    elif kind == URL_TOKENS:
+        key = wished_key(request)
+        _demand(principal, Need("read", key.bucket, key.stream))
     elif kind != "reserved":  # at which there is nothing
         action = "read" if request.method in _READS else "write"
         if key is not None:
@@ -55,8 +65,10 @@ def check(
             need = SERVER_ADMIN
         elif kind == "bucket":
             need = Need("read" if action == "read" else "admin", bucket)
-        else:  # a listing or a feed
+        elif kind in _BY_PREFIX:
             need = Need("read", bucket, parse_query(request.query).get("prefix", ""))
+        else:
+            need = Need("read", bucket)
         _demand(principal, need)
         if key is not None and request.method == "PUT" and b"stream-forked-from" in request.headers:
             source = source_key(request.headers[b"stream-forked-from"].decode("latin-1"))
@@ -96,7 +108,7 @@ def _check_control(principal: Principal, request: Request, subscriptions: Mappin
         # Deleting what is not there succeeds; for those who may not see all there is, that would tell.
         is_theirs = request.method == "DELETE" and not principal.may(Need("read", EVERY_BUCKET))
     else:
-        needs = [*subscription_needs(subscription.config), *map(_read_need, subscription.links)]
+        needs = [*subscription_needs(subscription.config), *map(_read_need, subscription.links.explicit)]
         is_theirs = not all(principal.may(need) for need in needs)
     if is_theirs:
         raise NotFound(f"subscription {subscription_id!r} does not exist", code="SUBSCRIPTION_NOT_FOUND")

@@ -4,39 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import faulthandler
 import fcntl
 import logging
 import math
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from millstream.access.authenticator import Authenticator, auth_settings
 from millstream.clock import Clock, SystemClock
-from millstream.config import Config, LimitsSection
+from millstream.config import Config
+from millstream.descriptors import Descriptor
 from millstream.errors import ConfigurationError
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.measures import ShardMeasures
+from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, THIS_MACHINE
 from millstream.server.app import Application
+from millstream.server.console_pages import open_console
 from millstream.server.examples import Examples
-from millstream.server.exposure import check_exposure
+from millstream.server.exposure import check_exposure, is_loopback
 from millstream.server.front import Front
 from millstream.server.gate import Gate
 from millstream.server.housekeeping import Housekeeping
-from millstream.server.limits import http_limits, read_limits
+from millstream.server.limits import http_limits, read_limits, trusted_proxies
 from millstream.server.metrics import Metrics
 from millstream.server.native import NativeServer
+from millstream.server.read_only import is_read_only, refusal
 from millstream.server.reload import Reloader
 from millstream.server.tls import tls_context
 from millstream.server.yjs_api import YjsSettings
+from millstream.shard.budget import STREAM_BYTES
 from millstream.shard.flusher import FlushLimits
+from millstream.shard.quarantine import Quarantine
+from millstream.shard.scrub import ScrubLimits
 from millstream.shard.shard import Shard
+from millstream.shard.wakes import SubscriptionSettings
+from millstream.streams.limits import StreamLimits
 from millstream.streams.subscriptions import Subscription
+from millstream.tasks import end
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
@@ -45,8 +58,11 @@ from millstream.yjs.compaction import CompactionLimits, is_possible
 
 logger = logging.getLogger("millstream")
 
-# Of the time a stop may take: the rest is for moving messages to the cold tier.
+# Of the time a stop may take: for others to take over, and for requests. The rest is for the last flush.
+RETIRE_SHARE = 0.6
 REQUESTS_SHARE = 0.5
+# A stop that takes so much longer than it may waits for something that does not answer.
+FORCE_SECONDS = 2.0
 
 
 class DataDirectory:
@@ -56,38 +72,45 @@ class DataDirectory:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o640)
+            self._lock = Descriptor(path / "lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise ConfigurationError(
                 f"the data directory {path} cannot be used: {error.strerror}",
                 hint="choose a writable one with --data-dir",
             ) from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._lock)
+            holder = os.pread(self._lock.number, 32, 0).decode(errors="replace").strip() or "unknown"
+            self._lock.close()
             raise ConfigurationError(
                 f"the data directory {path} is in use by another process (pid {holder})",
                 hint="stop that process, or choose another directory with --data-dir",
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        os.ftruncate(self._lock.number, 0)
+        os.pwrite(self._lock.number, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        os.close(self._lock)
+        """Let others have it; harmless if that has happened."""
+        self._lock.close()
 
 
 class Node:
-    """The parts of a server below its adapter, opened from a configuration and closed in order."""
+    """The parts of a server below its adapter, opened from a configuration and closed in order.
 
-    def __init__(self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
+    One that is mounted in another server hears from wherever that one listens.
+    """
+
+    def __init__(
+        self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None, is_mounted: bool = False
+    ) -> None:
         if config.cluster.name:
             raise ConfigurationError(
                 "cluster.name is set, but this is not a node of a cluster",
                 hint="start nodes of a cluster with `millstream serve`",
             )
         self.config = config
+        self._is_mounted = is_mounted
         clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
         data_dir = config.server.data_dir
@@ -102,7 +125,8 @@ class Node:
                 sync_seconds=measures.sync_seconds,
             )
             catalog = Catalog(data_dir / "catalog")
-            objects = open_objects(object_store_settings(config))
+            self._is_read_only = config.server.read_only or is_read_only(data_dir)
+            objects = open_objects(object_store_settings(config), read_only=self._is_read_only)
             blobs = Blobs(objects, data_dir / "uploads")
         except OSError as error:
             raise ConfigurationError(
@@ -118,7 +142,13 @@ class Node:
             hot_bytes_max=config.hot.bytes_max,
             flush_limits=flush_limits(config),
             reclaim_grace_seconds=cold.reclaim_grace,
+            leftover_age_seconds=cold.leftover_age,
+            may_take_over=cold.take_over,
+            scrub_limits=ScrubLimits(cold.scrub_bytes_per_second, cold.scrub_interval),
             measures=measures,
+            stream_limits=stream_limits(config),
+            stuck_seconds_max=config.log.stuck_after,
+            quarantine=Quarantine(data_dir / "quarantine"),
         )
         self.app: Application | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -130,37 +160,46 @@ class Node:
 
     @property
     def keeps_house(self) -> bool:
-        return True
+        return not self._is_read_only
 
     async def start(self) -> Application:
-        await self.shard.start()
+        if self._is_read_only:
+            self.shard.read_only(refusal())
+            self.notices.append("this server is for reading only; it changes nothing in the object store")
+        else:
+            await self.shard.start()
         config = self.config
         self.app = app = Application(
             self.shard,
             read_limits(config),
             object_store_settings(config),
             yjs_settings(config),
-            needs_tokens=config.auth.enabled,
+            subscription_settings(config),
+            url_token_seconds_max=config.auth.url_token_max,
         )
         app.logs_access = config.logging.access
+        app.console = open_console(config, is_mounted=self._is_mounted)
         app.gate = self.open_gate(config)
         if app.gate is not None:
-            self._watching = asyncio.get_running_loop().create_task(app.gate.watch(config.auth.reload_interval))
-        app.subscriptions.wakes.resume()
+            watch = partial(app.gate.watch, config.auth.reload_interval)
+            self._watching = app.supervisor.start("token files", watch)
+        if not self._is_read_only:
+            app.subscriptions.wakes.resume()
         return app
 
     def open_gate(self, config: Config) -> Gate | None:
         """The gate that a configuration asks for; none if requests need no token and have no limits."""
         assert self.app is not None
-        return open_gate(config, self.app.metrics, self.shard.clock, self.shard.machine.subscriptions.by_id)
+        subscriptions = self.shard.machine.subscriptions.by_id
+        shard, is_mounted = self.shard, self._is_mounted
+        return open_gate(config, self.app.metrics, shard.clock, subscriptions, shard.token_key, is_mounted=is_mounted)
 
     async def retire(self) -> None:
         """Nobody else could take over."""
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop in order. A last flush that takes longer than allowed is given up: the log has everything."""
-        if self._watching is not None:
-            self._watching.cancel()
+        await end(self._watching)
         if self.app is not None:
             await self.app.subscriptions.stop()
             await self.app.yjs.compactor.stop()
@@ -205,10 +244,18 @@ def open_node(config: Config) -> Served:
     return ClusterNode(config)
 
 
-def open_gate(config: Config, metrics: Metrics, clock: Clock, subscriptions: Mapping[str, Subscription]) -> Gate | None:
+def open_gate(
+    config: Config,
+    metrics: Metrics,
+    clock: Clock,
+    subscriptions: Mapping[str, Subscription],
+    token_key: Callable[[], bytes | None],
+    *,
+    is_mounted: bool = False,
+) -> Gate | None:
     """The gate that a configuration asks for; none if requests need no token and have no limits."""
     authenticator = Authenticator(auth_settings(config), clock) if config.auth.enabled else None
-    if authenticator is None and config.limits == LimitsSection():
+    if authenticator is None and not _limits_addresses(config, is_mounted=is_mounted):
         return None
     return Gate(
         authenticator,
@@ -216,9 +263,19 @@ def open_gate(config: Config, metrics: Metrics, clock: Clock, subscriptions: Map
         metrics,
         clock,
         subscriptions,
+        token_key,
         open_metrics=config.auth.open_metrics,
-        trusted_proxies=frozenset(one.strip() for one in config.server.trusted_proxies.split(",") if one.strip()),
+        trusted_proxies=trusted_proxies(config),
     )
+
+
+def _limits_addresses(config: Config, *, is_mounted: bool) -> bool:
+    """Whether any address that may come has a limit; on loopback without a proxy none does by default."""
+    limits = config.limits
+    if not (limits.address_requests_per_second or limits.address_bytes_per_second or limits.address_live_max):
+        return False
+    is_reached_from_here_only = is_loopback(config.server.listen[0]) and not trusted_proxies(config) and not is_mounted
+    return not (limits.exempt_loopback and is_reached_from_here_only)
 
 
 def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
@@ -230,7 +287,18 @@ def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
         # Whatever is configured: half of the memory must come free when messages move out.
         min(config.hot.keep_bytes // shards, hot_bytes_max // 2),
         hot_bytes_max // 2,
-        max(1, config.hot.resident_streams_max // shards),
+        # The same for streams: those that are only read from must leave room for those that change.
+        max(1, min(config.hot.resident_streams_max // shards, hot_bytes_max // 4 // STREAM_BYTES)),
+    )
+
+
+def stream_limits(config: Config) -> StreamLimits:
+    streams, expiry = config.streams, config.streams.producer_expiry
+    return StreamLimits(
+        streams.fork_depth_max,
+        streams.append_messages_max,
+        streams.producers_max,
+        None if expiry is None else int(expiry * 1000),
     )
 
 
@@ -255,8 +323,20 @@ def yjs_settings(config: Config) -> YjsSettings:
         implicit_create=yjs.implicit_create,
         awareness_ttl_seconds=math.ceil(yjs.awareness_ttl),
         long_poll_seconds=yjs.long_poll_timeout,
-        compaction=CompactionLimits(yjs.compaction_threshold, yjs.retention, config.read.snapshot_bytes_max),
+        compaction=CompactionLimits(
+            yjs.compaction_threshold, yjs.retention, config.read.snapshot_bytes_max, yjs.merging_bytes_max
+        ),
     )
+
+
+def subscription_settings(config: Config) -> SubscriptionSettings:
+    section = config.subscriptions
+    private_targets = section.private_targets
+    if private_targets is None:
+        is_local = not config.auth.enabled and is_loopback(config.server.listen[0])
+        private_targets = THIS_MACHINE if is_local else NO_PRIVATE_TARGETS
+    limits = {one.name: getattr(section, one.name) for one in fields(section) if one.name != "private_targets"}
+    return SubscriptionSettings(private_targets, **limits)
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
@@ -268,15 +348,34 @@ def open_listener(address: tuple[str, int]) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
-        reason = "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
-        raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {reason}", hint="choose another address with --listen HOST:PORT"
-        ) from None
-    except socket.gaierror as error:
-        listening.close()
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        raise _cannot_listen(address, error) from None
     listening.setblocking(False)
     return listening
+
+
+def _cannot_listen(address: tuple[str, int], error: OSError) -> ConfigurationError:
+    host, port = address
+    reason = "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
+    return ConfigurationError(
+        f"cannot listen on {host}:{port}: {reason}", hint="choose another address with --listen HOST:PORT"
+    )
+
+
+def end_by_force(seconds: float) -> None:
+    """End the process after so long, whatever it still waits for: a disk, a broker or a thread that does not answer.
+
+    What was acknowledged is in the log, and a start after a crash is no different. The timer has a thread of its own,
+    which outlasts the loop: when the interpreter ends it waits for other threads.
+    """
+
+    def end() -> None:
+        logger.critical("the stop has taken %.0f s and is ended by force; the log keeps everything", seconds)
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _own_url(host: str, port: int) -> str:
@@ -306,7 +405,13 @@ async def serve(
         listening.close()
         raise
     server = NativeServer(app, http_limits(config), public_url=config.server.public_url, tls=tls)
-    await server.start(listening)
+    try:
+        await server.start(listening)
+    except OSError as error:
+        listening.close()
+        await node.retire()
+        await node.stop(config.server.stop_timeout)
+        raise _cannot_listen(config.server.listen, error) from None
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     reloader = Reloader(config, load or (lambda: config), node.open_gate, app, server)
@@ -328,6 +433,7 @@ async def serve(
         config.pipeline.master,
         store.backend,
         store.options,
+        app.supervisor,
     )
     housekeeping.is_ours = lambda: node.keeps_house
     housekeeping.start()
@@ -341,9 +447,14 @@ async def serve(
     await stopped.wait()
     await housekeeping.stop()
     deadline = loop.time() + config.server.stop_timeout
+    end_by_force(config.server.stop_timeout + FORCE_SECONDS)
     logger.info("stopping: no more connections, requests finish, live reads end")
     app.health.is_stopping = True
-    await node.retire()
+    try:
+        async with asyncio.timeout(config.server.stop_timeout * RETIRE_SHARE):
+            await node.retire()
+    except TimeoutError:
+        logger.warning("nobody has taken over in time; the others will when they miss this node")
     await server.stop(min(config.server.stop_timeout * REQUESTS_SHARE, max(deadline - loop.time(), 0.0)))
     await node.stop(max(deadline - loop.time(), 0.0))
     logger.info("stopped")

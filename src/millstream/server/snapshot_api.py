@@ -12,7 +12,8 @@ from millstream.protocol.multipart import boundary_from, closing, encode_parts, 
 from millstream.protocol.offsets import format_offset, parse_offset
 from millstream.server.bodies import GeneratedBody
 from millstream.server.error_map import error_response
-from millstream.server.messages import Request, Response, parse_query
+from millstream.server.later import reply_later
+from millstream.server.messages import SANDBOX, Request, Response, parse_query
 from millstream.shard.reader import ColdPiece
 from millstream.shard.shard import Shard
 from millstream.streams.records import SnapshotRef
@@ -40,6 +41,7 @@ class SnapshotApi:
         try:
             offset = parse_offset(token)
             content_type = checked_content_type((request.header(b"content-type") or OCTET_STREAM).strip())
+            incarnation = _incarnation(request.header(b"stream-incarnation"))
         except MillstreamError:
             upload.discard()
             raise
@@ -54,7 +56,7 @@ class SnapshotApi:
             )
             request.reply(Response(204, fields))
 
-        self._shard.publish_snapshot(key, offset, content_type, upload, published)
+        self._shard.publish_snapshot(key, offset, content_type, upload, published, incarnation=incarnation)
 
     def latest(self, request: Request, key: StreamKey) -> None:
         stream = self._shard.get(key)
@@ -67,9 +69,17 @@ class SnapshotApi:
         stream = self._shard.get(key)
         self._shard.deadlines.touch(stream)
         snapshot = self._snapshot(stream, parse_offset(token))
-        fields = b"content-type: %b\r\n" % snapshot.content_type.encode("latin-1") + self._fields(stream, snapshot)
-        body = GeneratedBody(self._shard.blobs.read(snapshot.blob, snapshot.size))
-        request.reply(Response(200, fields + _NEVER_CACHED, body, length=snapshot.size))
+        fields = b"content-type: %b\r\n%b" % (snapshot.content_type.encode("latin-1"), SANDBOX)
+        fields += self._fields(stream, snapshot)
+        reply_later(
+            request,
+            self._open(stream, snapshot),
+            lambda pieces: Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces), length=snapshot.size),
+        )
+
+    async def _open(self, stream: Stream, snapshot: SnapshotRef) -> AsyncIterator[bytes]:
+        """The snapshot's bytes, compared with their checksum before any of them goes out."""
+        return await self._shard.blobs.open(snapshot, lambda: stream.snapshot == snapshot)
 
     def delete(self, request: Request, key: StreamKey, token: str) -> None:
         self._snapshot(self._shard.get(key), parse_offset(token))
@@ -123,22 +133,46 @@ class SnapshotApi:
         # One cut: what lies between here and the tail, as it is at this moment.
         start = snapshot.offset if snapshot is not None else stream.earliest
         cut = self._shard.reader.cut(stream, start, stream.tail)
-        pieces = self._pieces(boundary, snapshot, stream.content_type, cut)
-        request.reply(Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces)))
+        if snapshot is None:
+            pieces = self._pieces(boundary, None, None, stream.content_type, cut)
+            request.reply(Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces)))
+            return
+
+        def render(opened: AsyncIterator[bytes]) -> Response:
+            pieces = self._pieces(boundary, snapshot, opened, stream.content_type, cut)
+            return Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces))
+
+        reply_later(request, self._open(stream, snapshot), render)
 
     async def _pieces(
-        self, boundary: str, snapshot: SnapshotRef | None, content_type: str, cut: list[Messages | ColdPiece]
+        self,
+        boundary: str,
+        snapshot: SnapshotRef | None,
+        opened: AsyncIterator[bytes] | None,
+        content_type: str,
+        cut: list[Messages | ColdPiece],
     ) -> AsyncIterator[bytes]:
-        if snapshot is None:
-            yield part_head(boundary, OCTET_STREAM, is_first=True)
-        else:
-            yield part_head(boundary, snapshot.content_type, is_first=True)
-            async for piece in self._shard.blobs.read(snapshot.blob, snapshot.size):
+        yield part_head(boundary, snapshot.content_type if snapshot is not None else OCTET_STREAM, is_first=True)
+        if opened is not None:
+            async for piece in opened:
                 yield piece
         for place in cut:
             for messages in _pieces_of(await self._shard.reader.fetch(place)):
                 yield encode_parts(boundary, content_type, messages)
         yield closing(boundary)
+
+
+def _incarnation(header: str | None) -> int | None:
+    """Which of the streams that had this name one in time a snapshot is of, as feeds and segments tell it."""
+    if header is None:
+        return None
+    if not header.isascii() or not header.isdigit() or len(header) > 18:
+        raise InvalidRequest(
+            f"Stream-Incarnation is {header[:80]!r}",
+            code="invalid_incarnation",
+            hint="send the number that the feed gives",
+        )
+    return int(header)
 
 
 def _pieces_of(messages: Messages) -> Iterator[Messages]:

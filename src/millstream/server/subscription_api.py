@@ -13,23 +13,24 @@ import msgspec
 from millstream.errors import InvalidRequest, MillstreamError, NotFound, Unauthorized
 from millstream.protocol.keys import decode_segment
 from millstream.server.error_map import error_response, problem
-from millstream.server.messages import Request, Response
+from millstream.server.messages import Request, Response, parse_query
 from millstream.server.webhook_delivery import WebhookDelivery
 from millstream.shard.shard import Shard
-from millstream.shard.wakes import Wakes
+from millstream.shard.wakes import SubscriptionSettings, Wakes
 from millstream.streams.records import Wake
 from millstream.streams.subscriptions import Subscription, checked_paths, parse_config
 
 CONTROL_ROOT: Final = "/v1/stream/__ds"
 ID_BYTES_MAX: Final = 256
+LINKS_PAGE_MAX: Final = 1_000
 
 Handler = Callable[[Request, str], None]
 
 
 class SubscriptionApi:
-    def __init__(self, shard: Shard) -> None:
-        self._delivery = WebhookDelivery()
-        self.wakes = Wakes(shard, self._deliver)
+    def __init__(self, shard: Shard, settings: SubscriptionSettings) -> None:
+        self._delivery = WebhookDelivery(settings.private_targets)
+        self.wakes = Wakes(shard, self._deliver, settings)
         self._clock = shard.clock
         self._routes: dict[str, dict[str, Handler]] = {
             "": {"PUT": self._put, "GET": self._get, "DELETE": self._delete},
@@ -89,14 +90,20 @@ class SubscriptionApi:
     def _put(self, request: Request, subscription_id: str) -> None:
         config = parse_config(json_body(request))
 
-        def render(outcome: tuple[Subscription, bool]) -> Response:
-            subscription, is_new = outcome
-            return _json(201 if is_new else 200, self._describe(subscription))
+        def described(outcome: tuple[Subscription, bool] | MillstreamError) -> None:
+            if isinstance(outcome, MillstreamError):
+                request.reply(error_response(outcome))
+            else:
+                subscription, is_new = outcome
+                self._describe(request, 201 if is_new else 200, subscription)
 
-        self.wakes.create(subscription_id, config, request.base_url, self._done(request, render))
+        owner = request.principal.key if request.principal is not None else ""
+        self.wakes.create(subscription_id, config, request.base_url, described, owner=owner)
 
     def _get(self, request: Request, subscription_id: str) -> None:
-        request.reply(_json(200, self._describe(self.wakes.get(subscription_id))))
+        query = parse_query(request.query)
+        limit = parse_limit(query.get("limit"))
+        self._describe(request, 200, self.wakes.get(subscription_id), query.get("after", ""), limit)
 
     def _delete(self, request: Request, subscription_id: str) -> None:
         self.wakes.delete(subscription_id, self._done(request, _no_content))
@@ -105,22 +112,44 @@ class SubscriptionApi:
         paths = checked_paths(object_body(request).get("streams"))
         self.wakes.link(subscription_id, paths, self._done(request, _no_content))
 
-    def _describe(self, subscription: Subscription) -> dict[str, object]:
-        config = subscription.config
+    def _describe(
+        self,
+        request: Request,
+        status: int,
+        subscription: Subscription,
+        after: str = "",
+        limit: int = LINKS_PAGE_MAX,
+    ) -> None:
+        def render(infos: list[dict[str, object]]) -> None:
+            described = self._description(subscription)
+            described["streams"] = infos[:limit]
+            if len(infos) > limit:
+                described["next_cursor"] = infos[limit - 1]["path"]
+            request.reply(_json(status, described))
+
+        self.wakes.link_infos(subscription, after, limit + 1, render)
+
+    def _description(self, subscription: Subscription) -> dict[str, object]:
+        config, wake = subscription.config, subscription.wake
         described: dict[str, object] = {
             "id": subscription.id,
             "subscription_id": subscription.id,
             "type": config.type,
             "pattern": config.pattern,
-            "streams": [
-                {name: info[name] for name in ("path", "link_type", "acked_offset")}
-                for info in self.wakes.stream_infos(subscription)
-            ],
+            "stream_count": len(subscription.links),
+            "pending_count": len(subscription.pending),
+            "is_full": subscription.is_full or None,
             "wake_stream": config.wake_stream,
             "lease_ttl_ms": config.lease_ttl_ms,
             "created_at": _iso(subscription.created_at_ms),
             "status": "failed" if subscription.next_attempt_ms is not None else "active",
             "description": config.description,
+            "generation": subscription.generation,
+            "holder": wake.holder if wake is not None else None,
+            "lease_until": _iso(wake.lease_until_ms) if wake is not None and wake.lease_until_ms else None,
+            "last_error": subscription.last_error,
+            "retry_count": subscription.retry_count or None,
+            "next_attempt_at": _iso(subscription.next_attempt_ms) if subscription.next_attempt_ms is not None else None,
         }
         if config.webhook_url is not None:
             described["webhook"] = {
@@ -150,7 +179,8 @@ class SubscriptionApi:
                 "wake_id": wake.wake_id,
                 "generation": subscription.generation,
                 "token": token,
-                "streams": self.wakes.stream_infos(subscription),
+                "streams": self.wakes.hand_out(subscription, wake),
+                "pending_count": len(subscription.pending),
                 "lease_ttl_ms": subscription.config.lease_ttl_ms,
             }
             return _json(200, claimed)
@@ -180,7 +210,8 @@ class SubscriptionApi:
                 "subscription_id": subscription.id,
                 "wake_id": wake.wake_id,
                 "generation": subscription.generation,
-                "streams": self.wakes.stream_infos(subscription),
+                "streams": self.wakes.hand_out(subscription, wake),
+                "pending_count": len(subscription.pending),
                 "callback_url": _action_url(subscription, "callback"),
                 "callback_token": self.wakes.token(subscription),
             }
@@ -191,12 +222,21 @@ class SubscriptionApi:
             body,
             signature,
             succeeded=lambda answer: self.wakes.delivered(subscription.id, wake.wake_id, is_done=_says_done(answer)),
-            failed=lambda: self.wakes.delivery_failed(subscription.id, wake.wake_id),
+            failed=lambda reason: self.wakes.delivery_failed(subscription.id, wake.wake_id, reason),
         )
 
 
 def _action_url(subscription: Subscription, action: str) -> str:
     return f"{subscription.base_url}{CONTROL_ROOT}/subscriptions/{quote(subscription.id, safe='')}/{action}"
+
+
+def parse_limit(value: str | None) -> int:
+    """How many links one answer lists."""
+    if value is None:
+        return LINKS_PAGE_MAX
+    if not value.isascii() or not value.isdigit() or not 0 < int(value[:9]) <= LINKS_PAGE_MAX:
+        raise InvalidRequest(f"limit must be a number from 1 to {LINKS_PAGE_MAX}", code="INVALID_REQUEST")
+    return int(value)
 
 
 def _says_done(answer: bytes) -> bool:

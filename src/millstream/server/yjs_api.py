@@ -13,12 +13,14 @@ from typing import Final
 
 from millstream.errors import InvalidRequest, MillstreamError, NotFound, ProducerFenced
 from millstream.protocol.content_types import OCTET_STREAM, media_type
+from millstream.protocol.cursors import parse_cursor
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.lib0 import check_updates
 from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, format_offset, parse_offset
 from millstream.server.bodies import GeneratedBody
 from millstream.server.error_map import error_response, yjs_error
+from millstream.server.later import reply_later
 from millstream.server.limits import ReadLimits
 from millstream.server.live import LiveReaders, LongPoll
 from millstream.server.messages import Request, Response, parse_query
@@ -28,7 +30,7 @@ from millstream.shard.shard import Shard
 from millstream.streams.commands import CreateStream
 from millstream.streams.state import Stream
 from millstream.yjs.compaction import CompactionLimits, Compactor
-from millstream.yjs.names import Document
+from millstream.yjs.names import AWARENESS_DEFAULT, Document
 
 SNAPSHOT_TOKEN: Final = "snapshot"
 SNAPSHOT_SUFFIX: Final = "_snapshot"
@@ -105,12 +107,15 @@ class YjsApi:
         request.reply(Response(307, location + _CACHE_DISCOVERY))
 
     def _read_snapshot(self, request: Request, document: Document, token: str) -> None:
-        offset = parse_offset(token)
         stream = self._find(document)
         snapshot = stream.snapshot if stream is not None else None
+        try:
+            offset = parse_offset(token)
+        except InvalidRequest:
+            offset = None  # where no snapshot can be
         if stream is None or snapshot is None or snapshot.offset != offset:
             raise NotFound(
-                f"document {document} has no snapshot at {token}",
+                f"document {document} has no snapshot at {token[:64]!r}",
                 code="snapshot_not_found",
                 hint="ask for the present one with offset=snapshot",
             )
@@ -119,10 +124,13 @@ class YjsApi:
         # none is so short that it could be passed over.
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\n" % (
             OCTET_STREAM.encode(),
-            format_offset(offset + 1).encode(),
+            format_offset(snapshot.offset + 1).encode(),
         )
-        body = GeneratedBody(self._shard.blobs.read(snapshot.blob, snapshot.size))
-        request.reply(Response(200, fields + _CACHE_NEVER, body, length=snapshot.size))
+        reply_later(
+            request,
+            self._shard.blobs.open(snapshot, lambda: stream.snapshot == snapshot),
+            lambda pieces: Response(200, fields + _CACHE_NEVER, GeneratedBody(pieces), length=snapshot.size),
+        )
 
     def _read_updates(self, request: Request, document: Document, query: dict[str, str]) -> None:
         if query.get("live") == "true":
@@ -143,7 +151,7 @@ class YjsApi:
         elif live == "long-poll":
             self._await_document(request, document, query)
         else:
-            raise NotFound(f"document {document} does not exist", hint="create it with PUT")
+            raise _no_document(document)
 
     def _await_document(self, request: Request, document: Document, query: dict[str, str]) -> None:
         def is_ready() -> bool:
@@ -155,7 +163,7 @@ class YjsApi:
                 if is_ready():
                     self._streams.read_query(request, document.key, {**query, "offset": BEGINNING_TOKEN})
                 else:
-                    cursor = b"stream-cursor: %b\r\n" % self._readers.cursor(query.get("cursor")).encode()
+                    cursor = b"stream-cursor: %d\r\n" % self._readers.interval(query.get("cursor"))
                     request.reply(Response(204, _EMPTY_FIELDS + cursor))
             except MillstreamError as error:
                 request.reply(error_response(error))
@@ -166,6 +174,10 @@ class YjsApi:
         key = document.awareness_key(query["awareness"])
         if query.get("live") == "true":
             query = {**query, "live": "sse"}
+        cursor = parse_cursor(query.get("cursor", ""))
+        if cursor is not None and "offset" in query:
+            # Awareness streams expire and are made anew; nobody misses what a former one held.
+            query = {**query, "cursor": str(cursor.interval)}
 
         def read() -> None:
             stream = self._existing(key)
@@ -193,10 +205,11 @@ class YjsApi:
             return
         check_updates(request.body)
         if stream is not None:
-            _check_session(request, stream)
+            self._check_session(request, stream)
         _after_success(request, partial(self._on_existing, document.key, self.compactor.consider))
         append = partial(self._streams.append, request, document.key)
         if stream is None:
+            self._streams.judge_first_append(request, document.key, OCTET_STREAM)
             self._create_then(request, CreateStream(document.key, OCTET_STREAM), append)
         else:
             append()
@@ -209,6 +222,9 @@ class YjsApi:
 
     def _write_awareness(self, request: Request, document: Document, name: str) -> None:
         key = document.awareness_key(name)
+        self._check_has_awareness(document)
+        if self._existing(key) is None:
+            self._streams.judge_first_append(request, key, OCTET_STREAM)
         _after_success(request, partial(self._on_existing, key, self._shorten))
         self._with_awareness(request, document, key, partial(self._streams.append, request, key))
 
@@ -233,12 +249,30 @@ class YjsApi:
         name = parse_query(request.query).get("awareness")
         if name is None:
             check_updates(request.body)
+            self._create_awareness_too(request, document)
             self._streams.create(request, document.key)
             return
         key = document.awareness_key(name)
-        self._check_document(document)
+        if self._existing(document.key) is None:
+            raise _no_document(document)
         request.headers[b"stream-ttl"] = b"%d" % self._settings.awareness_ttl_seconds
         self._streams.create(request, key)
+
+    def _create_awareness_too(self, request: Request, document: Document) -> None:
+        """Who creates a document finds its default awareness stream there when that is answered."""
+        reply = request.reply
+        key = document.awareness_key(AWARENESS_DEFAULT)
+
+        def replied(response: Response) -> None:
+            if response.status < 300 and self._existing(key) is None:
+                self._shard.create(self._awareness(key), lambda outcome: reply(response))
+            else:
+                reply(response)
+
+        request.reply = replied
+
+    def _awareness(self, key: StreamKey) -> CreateStream:
+        return CreateStream(key, OCTET_STREAM, expiry=Expiry(self._settings.awareness_ttl_seconds, None, None))
 
     def head(self, request: Request, document: Document) -> None:
         self._streams.head(request, self._named(request, document))
@@ -255,10 +289,16 @@ class YjsApi:
             if document.owns_awareness(stream.key):
                 self._shard.delete(stream.key, lambda outcome: None)
 
-    @staticmethod
-    def _named(request: Request, document: Document) -> StreamKey:
+    def _named(self, request: Request, document: Document) -> StreamKey:
+        """The stream that a request without a body names: the document's, or one of its awareness streams."""
         name = parse_query(request.query).get("awareness")
-        return document.key if name is None else document.awareness_key(name)
+        if name is None:
+            return document.key
+        key = document.awareness_key(name)
+        self._check_has_awareness(document)
+        if self._existing(key) is None:
+            raise _no_awareness(document)
+        return key
 
     # -- what exists -----------------------------------------------------------------------------------------
 
@@ -275,16 +315,20 @@ class YjsApi:
 
     def _check_document(self, document: Document) -> None:
         if not self._settings.implicit_create and self._existing(document.key) is None:
-            raise NotFound(f"document {document} does not exist", hint="create it with PUT")
+            raise _no_document(document)
+
+    def _check_has_awareness(self, document: Document) -> None:
+        """A document that does not exist, or no longer, has no awareness streams, and gets none."""
+        if self._existing(document.key) is None:
+            raise _no_awareness(document)
 
     def _with_awareness(self, request: Request, document: Document, key: StreamKey, then: Callable[[], None]) -> None:
-        """Go on once an awareness stream exists: the first who asks for it makes it (§5.6)."""
-        self._check_document(document)
+        """Go on once an awareness stream exists: the first who reads or writes it makes it (§5.6)."""
+        self._check_has_awareness(document)
         if self._existing(key) is not None:
             then()
         else:
-            expiry = Expiry(self._settings.awareness_ttl_seconds, None, None)
-            self._create_then(request, CreateStream(key, OCTET_STREAM, expiry=expiry), then)
+            self._create_then(request, self._awareness(key), then)
 
     def _create_then(self, request: Request, command: CreateStream, then: Callable[[], None]) -> None:
         def created(outcome: object) -> None:
@@ -299,27 +343,40 @@ class YjsApi:
 
         self._shard.create(command, created)
 
+    def _check_session(self, request: Request, stream: Stream) -> None:
+        """Have a producer that starts over claim a new epoch.
+
+        A client that reconnects counts from 0 again under its old name and epoch: by the base protocol's rule (§5.2.1)
+        its updates would pass for repetitions and be dropped. Being told of its old epoch, it takes the next. At worst
+        an update is stored twice, which Yjs does not mind.
+        """
+        producer_id = request.header(b"producer-id")
+        if producer_id is None or request.header(b"producer-seq") != "0":
+            return
+        state = self._shard.machine.producer(stream, producer_id, self._shard.clock.now_ms())
+        if state is not None and request.header(b"producer-epoch") == str(state.epoch):
+            raise ProducerFenced(
+                f"producer {producer_id!r} has written in epoch {state.epoch} already", current_epoch=state.epoch
+            )
+
+
+def _no_document(document: Document) -> NotFound:
+    return NotFound(f"document {document} does not exist", hint="create it with PUT")
+
+
+def _no_awareness(document: Document) -> NotFound:
+    return NotFound(
+        f"document {document} has no such awareness stream",
+        code="awareness_not_found",
+        hint="create the document, then write to the awareness stream or read it",
+    )
+
 
 def _adapt_headers(request: Request) -> None:
     """Without a content type it is the one that documents have; and documents are never closed."""
     headers = {b"content-type": OCTET_STREAM.encode(), **request.headers}
     headers.pop(b"stream-closed", None)
     request.headers = headers
-
-
-def _check_session(request: Request, stream: Stream) -> None:
-    """Have a producer that starts over claim a new epoch.
-
-    A client that reconnects counts from 0 again under its old name and epoch: by the base protocol's rule (§5.2.1)
-    its updates would pass for repetitions and be dropped. Being told of its old epoch, it takes the next. At worst an
-    update is stored twice, which Yjs does not mind.
-    """
-    producer_id, seq = request.header(b"producer-id"), request.header(b"producer-seq")
-    state = stream.producer(producer_id) if producer_id is not None and seq == "0" else None
-    if state is not None and request.header(b"producer-epoch") == str(state.epoch):
-        raise ProducerFenced(
-            f"producer {producer_id!r} has written in epoch {state.epoch} already", current_epoch=state.epoch
-        )
 
 
 def _after_success(request: Request, then: Callable[[], None]) -> None:

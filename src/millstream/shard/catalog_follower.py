@@ -19,11 +19,12 @@ from millstream.clock import Clock
 from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.protocol.keys import StreamKey
 from millstream.shard.flusher import Flusher
-from millstream.shard.restore import checkpoint_of, load_manifest, sealed_flush, sealed_replacement
+from millstream.shard.restore import checkpoint_of, read_stored, sealed_flush, sealed_replacement
 from millstream.streams.machine import StateMachine
+from millstream.streams.producers import Taken
 from millstream.streams.records import SegmentSealed
 from millstream.streams.state import Stream
-from millstream.tasks import end
+from millstream.tasks import Supervisor, end
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.cold import ColdTier
@@ -43,6 +44,7 @@ class _Generation(NamedTuple):
     removed: dict[int, StreamKey]
     freed_blobs: list[str]
     unflushed: Unflushed
+    producers: Taken
 
 
 class CatalogFollower:
@@ -54,6 +56,8 @@ class CatalogFollower:
         cold: ColdTier,
         flusher: Flusher,
         clock: Clock,
+        supervisor: Supervisor,
+        shard: int,
     ) -> None:
         self._machine = machine
         self._hot = hot
@@ -61,6 +65,8 @@ class CatalogFollower:
         self._cold = cold
         self._flusher = flusher
         self._clock = clock
+        self._supervisor = supervisor
+        self._shard = shard
         self._generations: deque[_Generation] = deque()
         self._task: asyncio.Task[None] | None = None
         self._noticed = asyncio.Event()
@@ -69,8 +75,7 @@ class CatalogFollower:
 
     def start(self) -> None:
         if self._task is None:
-            self._noticed.set()
-            self._task = asyncio.get_running_loop().create_task(self._run_forever())
+            self._task = self._supervisor.start("catalog", self._run_forever, of=f"shard {self._shard}", is_vital=True)
 
     async def stop(self) -> None:
         """Give everything back that is not in the catalog: from here on this node flushes itself, or not at all."""
@@ -83,6 +88,7 @@ class CatalogFollower:
                 machine.removed = one.removed | machine.removed
                 machine.freed_blobs = one.freed_blobs + machine.freed_blobs
                 hot.put_back(one.unflushed)
+                machine.producers.put_back(one.producers)
             self._generations.clear()
             machine.frozen, machine.removing = {}, {}
 
@@ -90,7 +96,14 @@ class CatalogFollower:
         """A flush was sealed by the record at this position: a generation ends."""
         machine, hot = self._machine, self._hot
         self._generations.append(
-            _Generation(position, machine.dirty, machine.removed, machine.freed_blobs, hot.take_unflushed())
+            _Generation(
+                position,
+                machine.dirty,
+                machine.removed,
+                machine.freed_blobs,
+                hot.take_unflushed(),
+                machine.producers.take(),
+            )
         )
         machine.dirty, machine.removed, machine.freed_blobs = {}, {}, []
         self._show_generations()
@@ -110,6 +123,7 @@ class CatalogFollower:
 
     async def _run_forever(self) -> None:
         delay, slowest = RETRY_SECONDS
+        self._noticed.set()  # there may be something from before
         while True:
             await self._noticed.wait()
             self._noticed.clear()
@@ -139,7 +153,7 @@ class CatalogFollower:
             self._machine.sealed.pop(0)
 
     async def _load(self, record: SegmentSealed) -> tuple[Checkpoint, Manifest] | None:
-        manifest = await load_manifest(self._cold, record.manifest)
+        manifest, head = await read_stored(self._cold, record.manifest)
         if manifest.first > self._catalog.position:
             logger.warning(
                 "the catalog stands at position %d, the next manifest starts at %d",
@@ -159,7 +173,7 @@ class CatalogFollower:
             if not self._is_in_catalog(one)
         ]
         freed = [blob.encode() for one in self._settled(record.through) for blob in one.freed_blobs]
-        checkpoint = checkpoint_of(manifest, flushes, replacements, manifest.at_ms, position=manifest.through)
+        checkpoint = checkpoint_of(manifest, head, flushes, replacements, manifest.at_ms, position=manifest.through)
         return checkpoint._replace(freed_blobs=freed), manifest
 
     def _is_in_catalog(self, replacement: Replacement) -> bool:
@@ -184,6 +198,9 @@ class CatalogFollower:
             concerned = [stream for one in self._generations for stream in one.unflushed.streams]
             position = checkpoint.position
             left = [one._replace(unflushed=self._hot.forget(one.unflushed, position)) for one in self._generations]
+            for one in left:
+                if one.end <= position:
+                    self._machine.producers.saved(one.producers)
             self._generations = deque(one for one in left if one.end > position)
             self._show_generations()
             await self._flusher.release(position, concerned)

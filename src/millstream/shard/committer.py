@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.clock import monotonic_seconds
-from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown
+from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown, PayloadTooLarge
 from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
 from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
+from millstream.tiers.hot import MESSAGE_COST_BYTES
 
 logger = logging.getLogger("millstream.shard")
 
@@ -26,6 +27,8 @@ Entry = tuple[AnyRecord | None, int, Reply | None, Any]
 
 # A lone record this small may be stored on the loop itself, if the loop has little else to do.
 BLOCKING_BYTES_MAX = 64 << 10
+# A batch is applied, and its writers are answered, in one turn of the loop.
+BATCH_RECORDS_MAX = 2048
 # A batch goes out beside others only if it is about as large as they are.
 COMPANY_SHARE = 0.75
 
@@ -85,6 +88,10 @@ class Committer:
         """Accept nothing more; what was accepted is still answered when its outcome is known."""
         self.failure = reason
 
+    def accept(self) -> None:
+        """Accept records again, after `refuse`."""
+        self.failure = None
+
     def go_on_behind(self, position: int) -> None:
         """Everything before a position has been applied: another node wrote it."""
         assert self.is_idle and self.failure is not None
@@ -99,23 +106,46 @@ class Committer:
     def is_idle(self) -> bool:
         return not self._in_flight and not self._gathering[0].entries
 
+    @property
+    def stuck_seconds(self) -> float:
+        """How long the oldest batch has been on its way to the log; 0 if none is."""
+        return monotonic_seconds() - self._in_flight[0].dispatched_at if self._in_flight else 0.0
+
+    @property
+    def record_bytes_max(self) -> int:
+        """What the log takes as one record; whoever makes records that grow cuts them before."""
+        return self._log.record_bytes_max
+
     def submit(self, record: AnyRecord, reply: Reply | None = None, outcome: Any = None) -> int:
         """Send a record to the log; `reply(outcome)` follows once it is durable and applied."""
         if self.failure is not None:
             raise self.failure
         encoded = encode_record(record)
+        size = len(encoded)
         batch = self._gathering[-1]
-        if batch.bytes + len(encoded) > self._log.batch_bytes_max and batch.encoded:
-            batch = Batch(batch.next)
-            self._gathering.append(batch)
+        if batch.bytes + size > self._log.batch_bytes_max or len(batch.encoded) >= BATCH_RECORDS_MAX:
+            self._check_size(size)
+            if batch.encoded:
+                batch = Batch(batch.next)
+                self._gathering.append(batch)
         position = batch.next
         batch.next = position + span(record)
-        batch.bytes += len(encoded)
+        batch.bytes += size
         batch.encoded.append(encoded)
         batch.entries.append((record, position, reply, outcome))
-        self.pending_bytes += len(encoded)
+        self.pending_bytes += size + (batch.next - position) * MESSAGE_COST_BYTES
         self._schedule()
         return position
+
+    def _check_size(self, size: int) -> None:
+        """Refuse a record that the log could never store: nothing that is accepted may be too large."""
+        limit = self._log.record_bytes_max
+        if size > limit:
+            raise PayloadTooLarge(
+                f"this takes {size} bytes in the log, which stores {limit} at once",
+                code="record_too_large",
+                hint="send it in several parts; many small messages take more room than their bytes",
+            )
 
     def settle(self, reply: Reply, outcome: Any = None) -> None:
         """Answer once everything submitted so far is durable; at once if nothing is in flight."""
@@ -197,7 +227,7 @@ class Committer:
         self._in_flight.popleft()
         seconds = monotonic_seconds() - batch.dispatched_at
         self._weigh()
-        self.pending_bytes -= batch.bytes
+        self.pending_bytes -= batch.bytes + (batch.next - batch.first) * MESSAGE_COST_BYTES
         self._finish(batch)
         if self._gathering[0].entries:
             self._schedule()
@@ -206,11 +236,17 @@ class Committer:
     def _finish(self, batch: Batch) -> None:
         try:
             self._apply_batch(batch)
-        except Exception:
+        except Exception as error:
             # State and log disagree: a defect. Nothing more may be built on it; a restart replays the log.
             logger.critical("a durable batch could not be applied; no more writes are accepted", exc_info=True)
             self._in_flight.appendleft(batch)
-            self._give_up(OutcomeUnknown("the server failed to apply what it stored", code="apply_failed"))
+            reason = error.message if isinstance(error, MillstreamError) else f"{type(error).__name__}: {error}"
+            failure = OutcomeUnknown(
+                f"the server stored something and failed to apply it: {reason}",
+                code="apply_failed",
+                hint="reads go on; a restart replays the log and says what to do if it fails again",
+            )
+            self._give_up(failure)
             return
         for _, _, reply, outcome in batch.entries:
             if reply is not None:

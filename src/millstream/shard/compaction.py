@@ -20,10 +20,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from millstream.clock import Clock
+from millstream.clock import Clock, ExpiryClock
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, Unavailable
 from millstream.shard.committer import Committer
 from millstream.shard.flusher import Flusher
+from millstream.shard.ownership import Ownership
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentsReplaced, StreamsTouched
 from millstream.tiers.catalog import Catalog
@@ -72,7 +73,9 @@ class Compaction:
         committer: Committer,
         flusher: Flusher,
         clock: Clock,
-        is_tidy: Callable[[], bool],
+        expiry_clock: ExpiryClock,
+        ownership: Ownership,
+        is_tidying: Callable[[], bool],
         shard: int = 0,
     ) -> None:
         self._shard = shard
@@ -82,7 +85,9 @@ class Compaction:
         self._committer = committer
         self._flusher = flusher
         self._clock = clock
-        self._is_tidy = is_tidy
+        self._expiry_clock = expiry_clock
+        self._ownership = ownership
+        self._is_tidying = is_tidying
         self._lock = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="millstream-compaction")
         self._proving: asyncio.Task[Compacted] | None = None
@@ -100,26 +105,33 @@ class Compaction:
         if self._lock.locked():
             raise Unavailable("another compaction is being checked", code="compaction_busy", retry_after_seconds=5)
         async with self._lock:
-            if not self._is_tidy():
+            if self._is_tidying():
                 # Leftovers of a crash are being looked for, and what this proposal names would look like one.
-                raise Unavailable("the server is still tidying up after its start", code="starting")
+                raise Unavailable("the server is tidying up the object store", code="tidying", retry_after_seconds=5)
+            await self._ownership.check()
             if self._is_committed(proposal):
                 return self._summary(proposal, was_known=True)
-            self._flusher.made.update(segment.path for segment in proposal.segments)
-            self._proving = asyncio.current_task()
+            self._flusher.proposed = {segment.path for segment in proposal.segments}
             try:
-                await self._prove(proposal)
+                await self._prove_and_commit(proposal)
             finally:
-                self._proving = None
-            self._numbers(proposal)  # again: time has passed
-            # From here on it is finished even if whoever asked for it has gone.
-            committing = asyncio.ensure_future(self._commit(proposal))
-            try:
-                await asyncio.shield(committing)
-            except asyncio.CancelledError:
-                await committing
-                raise
+                self._flusher.proposed = set()
             return self._summary(proposal, was_known=False)
+
+    async def _prove_and_commit(self, proposal: Proposal) -> None:
+        self._proving = asyncio.current_task()
+        try:
+            await self._prove(proposal)
+        finally:
+            self._proving = None
+        self._numbers(proposal)  # again: time has passed
+        # From here on it is finished even if whoever asked for it has gone.
+        committing = asyncio.ensure_future(self._commit(proposal))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await committing
+            raise
 
     async def _commit(self, proposal: Proposal) -> None:
         record = SegmentsReplaced(self._clock.now_ms(), proposal.replaced, proposal.segments)
@@ -135,7 +147,7 @@ class Compaction:
             if self._committer.failure is not None:
                 continue  # another node leads, and tidies up
             try:
-                count = await self.sweep(self._clock.now_ms() - int(ABANDONED_SECONDS * 1000))
+                count = await self.sweep(self._expiry_clock.now_ms() - int(ABANDONED_SECONDS * 1000))
                 if count:
                     logger.info("removed %d segments that compactions had left behind", count)
             except MillstreamError as error:
@@ -143,6 +155,8 @@ class Compaction:
 
     async def sweep(self, before_ms: int) -> int:
         """Delete compacted segments older than that which were never committed: their job has died."""
+        if self._ownership.since:
+            return 0  # there are manifests that this history does not know of: only `leftovers.py` asks them
         ours = f"/{self._shard:04d}-"
         async with self._lock:
             known = {row.segment.path for _, row in self._catalog.segments()} | self._flusher.sealed_paths
@@ -153,6 +167,7 @@ class Compaction:
                 if entry.path not in known and entry.modified_ms < before_ms
             ]
             if abandoned:
+                await self._ownership.check()
                 # Who still leads after looking has looked at the truth: no other node has committed one of them.
                 refusal = await self._committer.submit_and_wait(StreamsTouched({}))
                 if refusal is not None:
@@ -196,16 +211,16 @@ class Compaction:
 
     async def _prove(self, proposal: Proposal) -> None:
         numbers = self._numbers(proposal)
-        bucket = proposal.segments[0].bucket if proposal.segments else None
         old: list[_Old] = []
+        bucket = ""
         for path in proposal.replaced:
             segment = self._catalog.segment(numbers[path])
             assert segment is not None
-            bucket = bucket if bucket is not None else segment.bucket
+            bucket = segment.bucket if not old else bucket
             if segment.bucket != bucket:
                 raise _refusal(f"{path} belongs to another bucket than {bucket}")
             old.append(_Old(numbers[path], segment, await self._cold.footer(segment)))
-        proof = Proof(self._cold.objects, str(bucket), await self._live_runs(old), self._threads)
+        proof = Proof(self._cold.objects, bucket, await self._live_runs(old), self._threads)
         await proof.take_old([(segment, footer) for _, segment, footer in old])
         for segment in proposal.segments:
             try:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from millstream.errors import MillstreamError
+from millstream.shard.budget import STREAM_BYTES
 from millstream.shard.committer import Reply
 from millstream.shard.reader import Survey
 from millstream.streams.commands import Created, CreateStream
 from millstream.streams.records import AnyRecord, StreamCreated
 from millstream.streams.state import Stream
+from millstream.tiers.hot import MESSAGE_COST_BYTES
 
 if TYPE_CHECKING:
     from millstream.shard.shard import Shard
@@ -88,10 +90,11 @@ class Creation:
         if existing is not None:
             reply(existing)
             return
-        if not self._shard.has_room(len(command.body)):
-            raise self._shard.backpressure()
         created = records[-1]
         assert isinstance(created, StreamCreated)
+        size = len(command.body) + MESSAGE_COST_BYTES * len(created.messages) + STREAM_BYTES
+        if not self._shard.budget.has_room(size):
+            raise self._shard.backpressure()
         if created.snapshot is not None:
             # A fork's snapshot is a blob of its own, so neither stream can take the other's away.
             self._copy_snapshot(command, created, partial(self._submit_created, command, records[:-1], reply), reply)
@@ -128,6 +131,8 @@ class Creation:
             self._shard.submit(record)
 
         def answer(outcome: object) -> None:
+            if created.snapshot is not None:
+                self._shard.blobs.settled(created.snapshot.blob)
             if isinstance(outcome, MillstreamError):
                 reply(outcome)
                 return

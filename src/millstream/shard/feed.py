@@ -41,6 +41,8 @@ class FeedItem(NamedTuple):
     at_ms: int
     content_type: str
     payload: bytes | None
+    incarnation: int | None = None
+    """Of messages: which of the streams that had this name one after the other."""
 
 
 class FeedPage(NamedTuple):
@@ -131,6 +133,7 @@ class Feed:
                     tail.times[index],
                     stream.content_type,
                     tail.messages[index],
+                    stream.incarnation,
                 )
                 for index in tail.written_by(entry.position)
             ]
@@ -182,6 +185,7 @@ class Feed:
                     row.at_ms,
                     row.content_type,
                     row.payload,
+                    row.incarnation,
                 )
 
     async def _notes(self, bucket: str, flush: FlushRow, prefix: str) -> list[FeedItem]:
@@ -190,8 +194,9 @@ class Feed:
             return []
         notes = self._notes_read.get(flush.notes)
         if notes is None:
-            data = await self._cold.objects.get(flush.notes)
-            notes = decode_notes(data, flush.notes)
+            with self._cold.objects.damage.noticed(flush.notes):
+                data = await self._cold.objects.get(flush.notes)
+                notes = decode_notes(data, flush.notes)
             self._notes_read.put(flush.notes, notes, NOTE_COST * len(data))
         items = [
             FeedItem(

@@ -3,7 +3,7 @@
 A flush freezes the state at a position P without stopping anything (`freezing.py`). Then, in this order:
 
 1. the messages before P go out as Parquet segments, and the changed rows as a manifest;
-2. a `SegmentSealed` record commits them to the log;
+2. a `SegmentSealed` record commits them to the log, if the object store is still this server's (`ownership.py`);
 3. the catalog takes rows, index and position in one transaction;
 4. the log is trimmed to P and memory is released.
 
@@ -15,39 +15,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from millstream.clock import Clock, monotonic_seconds
-from millstream.errors import MillstreamError
+from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.log.interface import Log
 from millstream.measures import ShardMeasures
+from millstream.shard.budget import MemoryBudget
 from millstream.shard.committer import Committer
 from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze, thaw
+from millstream.shard.ownership import Ownership
+from millstream.shard.uploads import Uploads
 from millstream.slices import batched
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, SealedFlush, SealedReplacement, SealedSegment
+from millstream.tiers.catalog_rows import (
+    MANIFEST_DIGEST,
+    Checkpoint,
+    SealedFlush,
+    SealedReplacement,
+    SealedSegment,
+)
+from millstream.tiers.checked import sealed_digest
 from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_path
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
 from millstream.tiers.flush_process import FlushProcess
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import (
+    FORMAT,
     Manifest,
     ManifestFlush,
     Replacement,
     encode_manifest,
     encode_notes,
-    manifest_format,
+    read_manifest,
 )
 from millstream.tiers.segment_encoder import EncodedSegment
 from millstream.tiers.segments import encode_extents
+from millstream.tiers.stored_names import list_ours
 
 logger = logging.getLogger("millstream.flush")
 
@@ -59,9 +74,15 @@ POLL_SECONDS: Final = 0.25
 FLUSH_STREAMS: Final = 32_768
 # So many streams and messages are for a process of their own, which ends when it has had nothing to do for so long.
 PROCESS_ROWS: Final = 2048
-PROCESS_IDLE_MS: Final = 60_000
+PROCESS_IDLE_SECONDS: Final = 60.0
 # So long after memory was short, or a flush has failed, the process is no longer modest.
-URGENT_MS: Final = 600_000
+URGENT_SECONDS: Final = 600.0
+# A record names at most so many segments; those of a larger flush are in its manifest, which may be of any size.
+SEALED_SEGMENTS_MAX: Final = 1024
+# What a flush whose streams are still in memory costs beside them.
+KEPT_FLUSH_BYTES: Final = 256
+# So many streams more must be in memory before it is looked again which of them can be spared.
+SPARE_STREAMS: Final = 4096
 
 T = TypeVar("T")
 
@@ -79,6 +100,7 @@ class Stored(NamedTuple):
 
     flush: SealedFlush
     manifest: str
+    digest: bytes
     rows: Rows
 
 
@@ -95,9 +117,12 @@ class Flusher:
         committer: Committer,
         clock: Clock,
         limits: FlushLimits,
+        budget: MemoryBudget,
+        ownership: Ownership,
         shard: int = 0,
     ) -> None:
         self._shard = shard
+        self._ownership = ownership
         self._machine = machine
         self._hot = hot
         self._journals = journals
@@ -108,22 +133,28 @@ class Flusher:
         self._committer = committer
         self._clock = clock
         self._limits = limits
+        self._budget = budget
         self.lock = asyncio.Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
         self._local = LocalJobs(catalog)
         self._process = FlushProcess(catalog)
-        self._process_used_ms = 0
-        self._urgent_until_ms = 0
+        # Ages are by the monotonic clock: the wall clock may be set.
+        self._process_used_at: float | None = None
+        self._urgent_until = float("-inf")
         # Segments that are sealed but not in the catalog yet, with their indexes.
         self._sealed: list[SealedFlush] = []
         # Segments about to be deleted: the next manifest says so first.
         self.removed_segments: list[str] = []
         self._records_flushed = 0
-        # Every object this process has written: whatever else tells of it, none of them is a leftover.
+        # What the flush under way has put into the store, and what compactions propose: nothing else knows of them yet.
         self.made: set[str] = set()
-        # What was flushed and is still in memory, oldest first: a position and the streams it concerns.
-        self._kept: deque[tuple[int, Sequence[Stream]]] = deque()
-        self._last_flush_ms = clock.now_ms()
+        self.proposed: set[str] = set()
+        # What was flushed and is still in memory, oldest first: a position and the streams it concerns, by incarnation,
+        # so that those which are deleted meanwhile are not held.
+        self._kept: deque[tuple[int, array[int]]] = deque()
+        # As many streams were in memory when it was last found that none of them can be spared.
+        self._none_to_spare = 0
+        self._last_flush_at = clock.monotonic()
         self.failure: str | None = None
         self.flush_count = 0
         self.measures = ShardMeasures()
@@ -138,11 +169,17 @@ class Flusher:
                 self._machine.sealed.remove(record)  # replayed, but in the catalog already
                 continue
             segments = []
-            for segment in record.segments:
+            for segment in record.segments or await self._named_by(record.manifest):
                 footer = await self._cold.footer(segment)
-                segments.append(SealedSegment(segment, encode_extents(footer.extents)))
+                shared_by = [one for one, _ in footer.info.shared_by]
+                segments.append(SealedSegment(segment, encode_extents(footer.extents), shared_by))
             self._sealed.append(SealedFlush(record.through, record.first, record.notes, segments))
             self._machine.sealed.remove(record)
+
+    async def _named_by(self, manifest: str) -> list[SegmentRef]:
+        """The segments of the flush that a manifest was written for, which is the last it tells of."""
+        found, _ = read_manifest(await self._cold.objects.get(manifest), manifest)
+        return found.flushes[-1].segments if found.flushes else []
 
     async def run_forever(self) -> None:
         """Flush by age, by bytes, by streams and by pressure; after a failure, later and later."""
@@ -151,6 +188,7 @@ class Flusher:
             await asyncio.sleep(POLL_SECONDS)
             if not self._is_due():
                 await self._rest()
+                await self._evict_excess()
                 continue
             try:
                 await self.flush()
@@ -168,8 +206,9 @@ class Flusher:
 
     async def _rest(self) -> None:
         """Give the process's memory back when it has not been needed for a while."""
-        if self._process_used_ms and self._clock.now_ms() - self._process_used_ms > PROCESS_IDLE_MS:
-            self._process_used_ms = 0
+        used_at = self._process_used_at
+        if used_at is not None and self._clock.monotonic() - used_at > PROCESS_IDLE_SECONDS:
+            self._process_used_at = None
             async with self.lock:
                 await self.in_thread(self._process.close)
 
@@ -181,10 +220,12 @@ class Flusher:
             return True
         if unflushed.bytes >= self._limits.flush_bytes:
             return True
-        if self._hot.bytes > self._limits.pressure_bytes and unflushed:
+        if self._budget.used > self._limits.pressure_bytes and (
+            unflushed or self._machine.dirty or self._machine.removed
+        ):
             return True
-        age_ms = self._clock.now_ms() - self._last_flush_ms
-        return age_ms >= self._limits.interval_seconds * 1000 and self._has_changes()
+        age_seconds = self._clock.monotonic() - self._last_flush_at
+        return age_seconds >= self._limits.interval_seconds and self._has_changes()
 
     def _has_changes(self) -> bool:
         return bool(
@@ -192,6 +233,7 @@ class Flusher:
             or self._hot.unflushed
             or self._sealed
             or self.removed_segments
+            or self._machine.producers.has_changes
         )
 
     @property
@@ -209,7 +251,14 @@ class Flusher:
             if not self._has_changes():
                 return self._catalog.position
             started = monotonic_seconds()
-            await self.index_sealed()
+            try:
+                # A claim that is still to be made is a record too: it comes before the position, so that it is flushed,
+                # and a store that does not answer costs no freezing.
+                await self._ownership.check()
+                await self.index_sealed()
+            except BaseException:
+                self._count_failure()
+                raise
             position = self._committer.applied_position
             first_position = max(self._machine.flushed, self._catalog.position)
             frozen = freeze(self._machine, self._hot, self._journals, first_position, position)
@@ -218,20 +267,22 @@ class Flusher:
                 await encode_rows(self._machine)
                 stored = await self._store(frozen, removed_segments)
                 await self._seal(frozen, stored)
-                await self._commit(frozen, stored.rows)
+                await self._commit(frozen, stored)
             except BaseException:
                 thaw(frozen, self._machine, self._hot)
                 self.removed_segments += removed_segments
-                self._urgent_until_ms = self._clock.now_ms() + URGENT_MS
-                self.measures.flush_failures += 1
+                self._count_failure()
                 raise
+            else:
+                self._machine.producers.saved(frozen.producers)
             finally:
+                self.made.clear()
                 self._machine.removing = {}
                 self._machine.frozen = {}
             self._hot.forget(frozen.unflushed, frozen.position)
             await self.release(frozen.position, frozen.unflushed.streams)
             await self._delete_freed_blobs(frozen)
-            self._last_flush_ms = self._clock.now_ms()
+            self._last_flush_at = self._clock.monotonic()
             self.failure = None
             self.flush_count += 1
             self.measures.flush_seconds.observe(monotonic_seconds() - started)
@@ -239,6 +290,10 @@ class Flusher:
             self._records_flushed = frozen.records_applied
             await self._consolidate()
             return frozen.position
+
+    def _count_failure(self) -> None:
+        self._urgent_until = self._clock.monotonic() + URGENT_SECONDS
+        self.measures.flush_failures += 1
 
     # -- storing -------------------------------------------------------------------------------------------
 
@@ -258,11 +313,14 @@ class Flusher:
             span = frozen.first_position, frozen.position
             work = FlushInput(self._shard, *span, frozen.streams, removed, frozen.unflushed)
             rows, segments = await self.in_thread(jobs.begin, work)
-            while (encoded := await self.in_thread(next, segments, None)) is not None:
-                info, random = encoded.info, self._clock.random_bytes(8)
-                path = segment_path(info.bucket, info.first_at_ms, self._shard, info.first_position, random)
-                await put(path, encoded.data)
-                sealed.append(SealedSegment(_reference(path, encoded), encoded.extents))
+            async with Uploads(put) as uploads:
+                while (encoded := await self.in_thread(next, segments, None)) is not None:
+                    info, random = encoded.info, self._clock.random_bytes(8)
+                    path = segment_path(info.bucket, info.first_at_ms, self._shard, info.first_position, random)
+                    await uploads.put(path, encoded.data)
+                    sealed.append(
+                        SealedSegment(_reference(path, encoded), encoded.extents, [one for one, _ in info.shared_by])
+                    )
             notes = ""
             if frozen.notes:
                 notes = notes_path(self._shard, frozen.position, self._clock.random_bytes(8))
@@ -270,20 +328,23 @@ class Flusher:
             flush = SealedFlush(frozen.position, frozen.first_position, notes, sealed)
             manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
             told = self._manifest(frozen, flush, removed_segments, rows.trimmed)
-            await put(manifest, encode_manifest(told, rows.streams))
+            encoded_manifest = encode_manifest(told, rows.streams)
+            await put(manifest, encoded_manifest)
         except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
-            await self._discard(written)
+            # Once the manifest may be there, somebody may have restored from it: what it names is not ours to delete.
+            if not written or not written[-1].startswith("manifests/"):
+                await self._discard(written)
             raise
-        return Stored(flush, manifest, rows)
+        return Stored(flush, manifest, sealed_digest(encoded_manifest), rows)
 
     def _jobs(self, rows: int) -> FlushJobs:
         """Where so many streams and messages are gone through."""
         if rows < PROCESS_ROWS or self._process.is_impossible:
             return self._local
-        now_ms = self._process_used_ms = self._clock.now_ms()
-        if self._hot.bytes > self._limits.pressure_bytes:
-            self._urgent_until_ms = now_ms + URGENT_MS
-        self._process.is_urgent = now_ms < self._urgent_until_ms
+        now = self._process_used_at = self._clock.monotonic()
+        if self._budget.used > self._limits.pressure_bytes:
+            self._urgent_until = now + URGENT_SECONDS
+        self._process.is_urgent = now < self._urgent_until
         return self._process
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -300,9 +361,8 @@ class Flusher:
         self, frozen: Frozen, flush: SealedFlush, removed_segments: list[str], trimmed: list[tuple[int, int]]
     ) -> Manifest:
         """All of it but its rows."""
-        replacements = [Replacement(record.replaced, record.segments) for record in frozen.replaced]
         return Manifest(
-            manifest_format(replacements, []),
+            FORMAT,
             self._shard,
             self._catalog.position,
             frozen.position,
@@ -318,24 +378,31 @@ class Flusher:
             frozen.removed,
             trimmed,
             {name.decode(): row for name, row in frozen.singletons.items()},
-            replacements,
+            [Replacement(record.replaced, record.segments) for record in frozen.replaced],
+            [],
+            self._ownership.epoch,
+            self._catalog.manifest_digest,
+            frozen.producers.rows(),
         )
 
     async def _seal(self, frozen: Frozen, stored: Stored) -> None:
-        flush, manifest, _ = stored
+        flush, manifest, *_ = stored
+        # Whoever owns the store by now has seen the manifest if this passes: it was there before they came.
+        await self._ownership.check()
         segments = [sealed.segment for sealed in flush.segments]
+        if len(segments) > SEALED_SEGMENTS_MAX:
+            segments = []
         now_ms = self._clock.now_ms()
         record = SegmentSealed(frozen.first_position, frozen.position, now_ms, manifest, flush.notes, segments)
         outcome = await self._committer.submit_and_wait(record)
         if isinstance(outcome, MillstreamError):
-            notes = [flush.notes] if flush.notes else []
-            await self._discard([manifest, *notes, *(segment.path for segment in segments)])
-            raise outcome
+            raise outcome  # it may be in the log all the same: what it names stays, and is a leftover if it is not
         # Applying the record has noted it as sealed without an index; here the index is at hand.
         self._machine.sealed = [record for record in self._machine.sealed if record.through != flush.through]
         self._sealed.append(flush)
 
-    async def _commit(self, frozen: Frozen, rows: Rows) -> None:
+    async def _commit(self, frozen: Frozen, stored: Stored) -> None:
+        rows = stored.rows
         replacements = [await self._indexed(record) for record in frozen.replaced]
         flushes, self._sealed = self._sealed, []
         checkpoint = Checkpoint(
@@ -343,18 +410,25 @@ class Flusher:
             rows.streams,
             [(incarnation.to_bytes(8, "big"), name) for incarnation, name in frozen.removed],
             [blob.encode() for blob in frozen.freed_blobs],
-            frozen.singletons,
+            {**frozen.singletons, MANIFEST_DIGEST: stored.digest},
             rows.trimmed,
             flushes,
             self._clock.now_ms(),
             replacements,
+            frozen.producers.rows(),
+            self._producers_before_ms(),
         )
         try:
-            await self.write_catalog(checkpoint, len(frozen.streams) + len(frozen.unflushed))
+            await self.write_catalog(checkpoint, len(frozen.streams) + len(frozen.unflushed) + frozen.producers.count)
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
         await self.in_thread(self._log.trim, frozen.position)
+
+    def _producers_before_ms(self) -> int:
+        """Producers that have not written since then have expired."""
+        expiry_ms = self._machine.limits.producer_expiry_ms
+        return 0 if expiry_ms is None else self._clock.now_ms() - expiry_ms
 
     async def write_catalog(self, checkpoint: Checkpoint, rows: int) -> None:
         """Move the catalog to a checkpoint of about so many rows."""
@@ -366,9 +440,11 @@ class Flusher:
                 raise
 
     async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
-        segments = [
-            SealedSegment(one, encode_extents((await self._cold.footer(one)).extents)) for one in record.segments
-        ]
+        segments = []
+        for one in record.segments:
+            footer = await self._cold.footer(one)
+            shared_by = [bucket for bucket, _ in footer.info.shared_by]
+            segments.append(SealedSegment(one, encode_extents(footer.extents), shared_by))
         return SealedReplacement(record.replaced, segments)
 
     async def _delete_freed_blobs(self, frozen: Frozen) -> None:
@@ -382,20 +458,40 @@ class Flusher:
 
     async def release(self, position: int, streams: Sequence[Stream]) -> None:
         """The catalog has what these streams held before a position: let go of the oldest that memory is short of."""
-        self._kept.append((position, streams))
-        while self._kept and self._hot.bytes > self._limits.keep_bytes:
-            position, streams = self._kept.popleft()
-            self._journals.drop_before(position)
-            for some in batched(streams, SLICE_STREAMS):
-                self._hot.release(some, position)
-                self._machine.evict(some, self.pinned, self._excess())
+        incarnations = array("q", (stream.incarnation for stream in streams))
+        if not incarnations and self._kept:
+            _, incarnations = self._kept.pop()
+        self._kept.append((position, incarnations))
+        while self._kept and self._keeps_too_much():
+            position, incarnations = self._kept.popleft()
+            self._journals.start_at(position)
+            for buckets in batched(self._journals.buckets(), SLICE_STREAMS):
+                self._journals.drop(buckets)
                 await asyncio.sleep(0)
-        if self._excess() > 0:  # of streams that were only read
-            for some in batched(list(self._machine.resident()), SLICE_STREAMS):
-                self._machine.evict(some, self.pinned, self._excess())
-                if self._excess() <= 0:
-                    return
+            for some in batched(incarnations, SLICE_STREAMS):
+                resident = [one for one in map(self._machine.if_resident, some) if one is not None]
+                self._hot.release(resident, position)
+                self._machine.evict(resident, self.pinned, self._excess())
                 await asyncio.sleep(0)
+        self._none_to_spare = 0
+        await self._evict_excess()
+
+    def _keeps_too_much(self) -> bool:
+        """Whether memory holds more of what is cold than it should, or is short altogether."""
+        kept = self._hot.bytes + self._journals.bytes + KEPT_FLUSH_BYTES * len(self._kept)
+        return kept > self._limits.keep_bytes or self._budget.used > self._limits.pressure_bytes
+
+    async def _evict_excess(self) -> None:
+        """Forget streams that are in memory only because they were read, if there are too many."""
+        if self._excess() <= 0 or self._machine.resident_count() <= self._none_to_spare:
+            return
+        for some in batched(list(self._machine.resident()), SLICE_STREAMS):
+            self._machine.evict(some, self.pinned, self._excess())
+            if self._excess() <= 0:
+                return
+            await asyncio.sleep(0)
+        # The others have messages in memory, or changed: they can go after the next flush.
+        self._none_to_spare = self._machine.resident_count() + SPARE_STREAMS
 
     def _excess(self) -> int:
         """How many more streams are in memory than allowed."""
@@ -404,23 +500,35 @@ class Flusher:
     # -- full manifests --------------------------------------------------------------------------------------
 
     async def _consolidate(self) -> None:
-        """Once in a while write the whole catalog as a full manifest, and remove those before it."""
+        """Once in a while write the whole catalog as a full manifest, and remove those before it.
+
+        Only what it stands for goes: the manifests that led to it, of this owner's own history.
+        """
         self._manifests_since_full += 1
         if self._manifests_since_full < MANIFESTS_PER_FULL:
             return
         random = self._clock.random_bytes(8)
+        epoch, state = self._ownership.epoch, self._catalog.manifest_digest
         parts = self._catalog.dump(FULL_PART_STREAMS, self._shard)
         through = 0
         while (part := await self.in_thread(next, parts, None)) is not None:
             through = part.through
             path = manifest_path(self._shard, through, random + part.part.to_bytes(4, "big"))
-            self.made.add(path)
-            await self._cold.objects.put(path, encode_manifest(part))
+            signed = msgspec.structs.replace(part, epoch=epoch, previous=state)
+            await self._cold.objects.put(path, encode_manifest(signed))
         self._manifests_since_full = 0
-        older = [entry.path async for entry in self._cold.objects.list(f"manifests/{self._shard:04d}/")]
-        for path in older:
-            position, _, rest = path.rpartition("/")[2].partition("-")
-            if int(position) <= through and not rest.startswith(random.hex()):
+        await self._ownership.check()
+        folder = f"manifests/{self._shard:04d}/"
+        older = [(entry.path, position) async for entry, _, position in list_ours(self._cold.objects, folder)]
+        for path, position in older:
+            if position > through or f"-{random.hex()}" in path:
+                continue
+            try:
+                _, head = read_manifest(await self._cold.objects.get(path), path)
+            except (NotFound, Corrupt) as error:
+                logger.warning("a manifest from before the full one stays: %s", error)
+                continue
+            if self._ownership.since <= head.epoch <= epoch:
                 await self._cold.objects.delete(path)
 
     def close(self) -> None:

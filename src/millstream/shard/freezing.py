@@ -12,6 +12,7 @@ import asyncio
 from typing import Final, NamedTuple
 
 from millstream.streams.machine import StateMachine
+from millstream.streams.producers import Taken
 from millstream.streams.records import SegmentsReplaced
 from millstream.streams.state import Stream
 from millstream.tiers.catalog_rows import encode_key, encode_singletons, freeze_stream
@@ -34,6 +35,7 @@ class Frozen(NamedTuple):
     unflushed: Unflushed
     notes: list[FeedNote]
     replaced: list[SegmentsReplaced]
+    producers: Taken
     records_applied: int
 
 
@@ -63,6 +65,7 @@ def freeze(machine: StateMachine, hot: HotTier, journals: Journals, first_positi
             for bucket, at, note in journals.notes_between(first_position, position)
         ],
         replaced=replaced,
+        producers=machine.producers.take(),
         records_applied=machine.records_applied,
     )
 
@@ -79,6 +82,7 @@ async def encode_rows(machine: StateMachine) -> None:
 def thaw(frozen: Frozen, machine: StateMachine, hot: HotTier) -> None:
     """The flush failed: all of it is still to be done."""
     machine.freezing = {}
+    machine.producers.put_back(frozen.producers)
     machine.removed = machine.removing | machine.removed
     machine.freed_blobs = frozen.freed_blobs + machine.freed_blobs
     machine.dirty = {i: s for i, s in machine.frozen.items() if i not in machine.removed} | machine.dirty

@@ -23,7 +23,7 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.columns import integer, integers
-from millstream.tiers.segments import overlaps, whole
+from millstream.tiers.segments import SHARED, overlaps, whole
 
 WINDOW_BYTES: Final = 16 << 20
 WINDOWS_KEPT: Final = 4
@@ -115,11 +115,15 @@ class History:
         tables: list[arrow.Table] = []
         size = 0
         for segment in segments:
-            footer = await self._cold.footer(segment)
+            with self._cold.objects.damage.noticed(segment.path):
+                footer = await self._cold.footer(segment)
             for group in range(footer.metadata.num_row_groups):
                 if not overlaps(footer.metadata, group, first, until):
                     continue
-                table = await self._cold.in_thread(self._rows, segment, footer.metadata, group, first, until)
+                with self._cold.objects.damage.noticed(segment.path):
+                    table = await self._cold.in_thread(
+                        self._rows, bucket, segment, footer.metadata, group, first, until
+                    )
                 tables.append(table)
                 size += table.nbytes
                 if size > 2 * WINDOW_BYTES:
@@ -140,7 +144,7 @@ class History:
             until = flush[0]
             for number in flush[1].segments:
                 segment = self._catalog.segment(number)
-                if number not in found and segment is not None and segment.bucket == bucket:
+                if number not in found and segment is not None and self._catalog.holds(number, segment, bucket):
                     found[number] = segment
                     size += segment.payload_bytes
             if size >= WINDOW_BYTES:
@@ -148,9 +152,13 @@ class History:
         return list(found.values()), until
 
     def _rows(
-        self, segment: SegmentRef, metadata: parquet.FileMetaData, group: int, first: int, until: int
+        self, bucket: str, segment: SegmentRef, metadata: parquet.FileMetaData, group: int, first: int, until: int
     ) -> arrow.Table:
-        table = self._cold.read_columns(segment, metadata, group, _COLUMNS)
+        if segment.bucket == SHARED:
+            table = self._cold.read_columns(segment, metadata, group, [*_COLUMNS, "bucket"])
+            table = table.filter(compute.equal(table.column("bucket").cast(arrow.string()), bucket)).select(_COLUMNS)
+        else:
+            table = self._cold.read_columns(segment, metadata, group, _COLUMNS)
         positions = table.column("position")
         is_wanted = compute.and_(
             compute.greater_equal(positions, integer(first)), compute.less(positions, integer(until))

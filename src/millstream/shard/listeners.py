@@ -74,6 +74,11 @@ class Listeners:
             self._is_waking = True
             asyncio.get_running_loop().call_soon(self._wake)
 
+    def tell_committed(self) -> None:
+        """Tell `on_committed` now what it would hear soon: a writer that has its answer may ask before that."""
+        if self._changed:
+            self.on_committed(list(self._changed.values()))
+
     def _wake_few(self, incarnation: int) -> None:
         """Followers of one busy stream, if they are few, need not wait for the writer's answer.
 

@@ -46,7 +46,7 @@ class Listing:
                 continue
             last = name
             stream = unsaved.get(name) or self._current(name, row)
-            if stream is not None and not stream.deleted and not stream.is_expired(now_ms):
+            if stream is not None and not stream.deleted and not self._machine.is_expired(stream, now_ms):
                 yield stream
 
     def _saved(self, bucket: str, prefix: str, after: str) -> Iterator[tuple[bytes, bytes]]:

@@ -35,7 +35,7 @@ class Publisher:
         elif isinstance(record, StreamDeleted):
             event = "expired" if record.expired else "deleted"
             note = Note(event, record.key.stream, record.at_ms, 0, "")
-            self._journals.of(record.key.bucket).add(position, record.stream, note)
+            self._journals.add(record.key.bucket, position, record.stream, note)
         elif isinstance(record, SnapshotPublished):
             stream = self._machine.by_incarnation(record.stream)
             if stream is not None:
@@ -51,14 +51,13 @@ class Publisher:
         messages = record.messages
         if messages:
             self._hot.publish(stream, record.offset, position, record.at_ms, messages)
-        journal = self._journals.of(stream.key.bucket)
         if record.close:
             tail = record.offset + sum(map(len, messages))
             after = len(messages) + 1
             note = Note("closed", stream.key.stream, record.at_ms, tail, stream.content_type, after)
-            journal.add(position, record.stream, note)
+            self._journals.add(stream.key.bucket, position, record.stream, note)
         else:
-            journal.add(position, record.stream)
+            self._journals.add(stream.key.bucket, position, record.stream)
 
     def _created(self, record: StreamCreated, position: int, stream: Stream) -> None:
         offset = record.fork.offset if record.fork is not None else 0
@@ -70,12 +69,12 @@ class Publisher:
             notes.append(
                 Note("closed", record.stream, record.at_ms, tail, record.content_type, len(record.messages) + 1)
             )
-        self._journals.of(record.bucket).add(position, position, *notes)
+        self._journals.add(record.bucket, position, position, *notes)
 
     def _snapshot(self, record: SnapshotPublished, position: int, stream: Stream) -> None:
         snapshot = record.snapshot
         note = Note("snapshot", stream.key.stream, record.at_ms, snapshot.offset, snapshot.content_type)
-        self._journals.of(stream.key.bucket).add(position, record.stream, note)
+        self._journals.add(stream.key.bucket, position, record.stream, note)
         self.trim(stream)
 
     def trim(self, stream: Stream) -> None:
@@ -85,7 +84,7 @@ class Publisher:
 
     def _free_purged(self) -> None:
         for stream in self._machine.purged:
-            self._hot.drop(stream)
+            self._hot.purge(stream)
             if stream.fork is not None:
                 source = self._machine.by_incarnation(stream.fork.source)
                 if source is not None:

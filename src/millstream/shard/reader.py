@@ -62,6 +62,16 @@ class Reader:
         tail = self._hot.tail(owner)
         return tail if tail is not None and offset >= tail.start else None
 
+    def _behind_gap(self, owner: Stream, offset: int) -> int | None:
+        """Where reading goes on if a record that wrote what comes next was set aside, and what follows it is in memory.
+
+        Elsewhere a gap needs no thought: both tiers look for the first message that ends beyond an offset.
+        """
+        tail = self._hot.tail(owner) if self._machine.has_gaps else None
+        if tail is None or offset >= tail.start or self._cold.holds(owner.incarnation, offset):
+            return None
+        return tail.start
+
     def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
         """Hot messages beyond `offset`; an offset beyond the tail reads as the tail."""
         tail = stream.tail
@@ -80,12 +90,16 @@ class Reader:
         tail = stream.tail if limit is None else limit
         offset = min(offset, tail)
         separator = None if apart else b"," if stream.is_json else b""
+        owners = self._owners(stream, offset) if offset < tail else []
         while offset < tail:
-            owner, bound = self._owner(stream, offset)
+            owner, bound = _owner_at(owners, offset)
             bound = min(bound, tail)
             hot = self._tail_at(owner, offset)
             if hot is not None:
                 run = hot.read(offset, bound, bytes_max, at_least_one=not messages)
+            elif (behind := self._behind_gap(owner, offset)) is not None:
+                offset = min(behind, bound)
+                continue
             else:
                 run = await self._cold.read(
                     owner.incarnation, offset, bound, bytes_max, at_least_one=not messages, separator=separator
@@ -107,14 +121,17 @@ class Reader:
         Whatever is trimmed or deleted later, `fetch` still finds it: cold objects outlive what refers to them.
         """
         pieces: list[Messages | ColdPiece] = []
+        owners = self._owners(stream, offset) if offset < tail else []
         while offset < tail:
-            owner, bound = self._owner(stream, offset)
+            owner, bound = _owner_at(owners, offset)
             bound = min(bound, tail)
             hot = self._tail_at(owner, offset)
             if hot is not None:
                 run = hot.read(offset, bound, bound)
                 pieces.append(run.messages)
                 offset = run.end
+            elif (behind := self._behind_gap(owner, offset)) is not None:
+                offset = min(behind, bound)
             else:
                 extent = self._cold.extent_at(owner.incarnation, offset)
                 pieces.append(ColdPiece(extent, offset, bound))
@@ -128,14 +145,21 @@ class Reader:
 
     def _owner(self, stream: Stream, offset: int) -> tuple[Stream, int]:
         """Whose message comes next after this offset, and up to where that one's messages count."""
+        return self._owners(stream, offset)[-1]
+
+    def _owners(self, stream: Stream, offset: int) -> list[tuple[Stream, int]]:
+        """Whose messages a read from this offset meets, the last one first: a stream, its source, that one's source
+        and so on, each with up to where its messages count. Made once for each read: a chain may be long."""
         owner, limit = stream, stream.tail
+        owners = [(owner, limit)]
         while owner.fork is not None and offset < owner.fork.offset:
             limit = min(limit, owner.fork.offset)
             source = self._machine.by_incarnation(owner.fork.source)
             if source is None:
                 raise Corrupt(f"the source of stream {stream.key} is missing")
             owner = source
-        return owner, limit
+            owners.append((owner, limit))
+        return owners
 
     # -- boundaries ------------------------------------------------------------------------------------------
 
@@ -218,6 +242,13 @@ class Reader:
         if sub_offset == size:
             return offset + size, []
         return offset, [messages[0][:sub_offset]]
+
+
+def _owner_at(owners: list[tuple[Stream, int]], offset: int) -> tuple[Stream, int]:
+    """The owner at an offset that lies before the stream's tail; those that end before it are done with."""
+    while len(owners) > 1 and owners[-1][1] <= offset:
+        owners.pop()
+    return owners[-1]
 
 
 def _up_to(messages: list[bytes], offset: int, bound: int) -> list[bytes]:

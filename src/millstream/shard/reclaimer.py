@@ -2,7 +2,7 @@
 
 Segments die when the last live message in them goes (its stream deleted, expired or trimmed); they are deleted after
 a grace period, for readers that are still at them. Segments that are partly dead are left to compaction. Objects that
-a crash left behind are removed once, soon after the start.
+a crash left behind go when they are old enough (`leftovers.py`). All of it only while the store is ours.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import logging
 from typing import Final
 
-from millstream.clock import Clock
+from millstream.clock import Clock, ExpiryClock
 from millstream.errors import MillstreamError
 from millstream.shard.committer import Committer
 from millstream.shard.flusher import Flusher
-from millstream.shard.orphans import find_orphans
+from millstream.shard.leftovers import Leftovers
+from millstream.shard.ownership import Ownership
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import StreamsTouched
 from millstream.tiers.blobs import Blobs
@@ -25,6 +26,7 @@ from millstream.tiers.cold import ColdTier
 logger = logging.getLogger("millstream.reclaim")
 
 ROUND_SECONDS: Final = 5.0
+LEFTOVERS_SECONDS: Final = 3600.0
 
 
 class Reclaimer:
@@ -36,54 +38,66 @@ class Reclaimer:
         blobs: Blobs,
         machine: StateMachine,
         clock: Clock,
+        expiry_clock: ExpiryClock,
         committer: Committer,
+        ownership: Ownership,
         grace_seconds: float,
+        leftover_age_seconds: float,
         shard: int = 0,
-        leftover_age_seconds: float = 0.0,
     ) -> None:
         self._committer = committer
-        # The catalog's position when this process began to write to the store.
-        self.started_at = catalog.position
-        self._shard = shard
+        self._ownership = ownership
         self._leftover_age_seconds = leftover_age_seconds
+        self._leftovers = Leftovers(cold, catalog, flusher, clock, shard, leftover_age_seconds, self._is_blob_known)
         self._catalog = catalog
         self._cold = cold
         self._flusher = flusher
         self._blobs = blobs
         self._machine = machine
         self._clock = clock
+        self._expiry_clock = expiry_clock
         self._grace_seconds = grace_seconds
-        # Whether what a crash left behind is gone.
-        self.is_tidy = False
+        # Whether leftovers are being looked for at the moment: what is written and not committed yet could be one.
+        self.is_tidying = False
+        self._looked_at = clock.monotonic()
 
     async def run_forever(self) -> None:
         while True:
             try:
                 if self._committer.failure is None:
-                    if not self.is_tidy:
-                        await self._remove_leftovers()
-                        self.is_tidy = True
+                    if self._is_time_to_look():
+                        await self.remove_leftovers()
                     await self.reclaim()
             except MillstreamError as error:
                 logger.warning("space could not be reclaimed, next try in %.0f s: %s", ROUND_SECONDS, error)
             await asyncio.sleep(min(ROUND_SECONDS, max(self._grace_seconds, 0.1)))
 
-    async def _remove_leftovers(self) -> None:
-        await asyncio.to_thread(self._cold.objects.remove_partial_files)
-        shared = self._leftover_age_seconds > 0
-        before_ms = self._clock.now_ms() - self._leftover_age_seconds * 1000 if shared else float("inf")
-        orphans = await find_orphans(
-            self._cold, self._catalog, self._flusher, self._shard, self.started_at, self._is_blob_known, before_ms
-        )
-        if orphans and shared:
-            # Others write to this store too. Who is still leading now, after looking, has looked at the truth.
-            refusal = await self._committer.submit_and_wait(StreamsTouched({}))
-            if refusal is not None:
-                raise refusal
-        for path in orphans:
-            await self._cold.objects.delete(path)
-        if orphans:
-            logger.info("removed %d objects that a crash had left behind", len(orphans))
+    def _is_time_to_look(self) -> bool:
+        pause = min(LEFTOVERS_SECONDS, max(self._leftover_age_seconds / 4, 0.1))
+        return self._clock.monotonic() - self._looked_at >= pause
+
+    async def remove_leftovers(self) -> int:
+        """Look for what crashes have left, and delete what has been found for long enough."""
+        self._looked_at = self._clock.monotonic()
+        self.is_tidying = True
+        try:
+            await self._ownership.check()
+            found = await self._leftovers.find(self._ownership.since)
+            await self._ownership.check()
+            await asyncio.to_thread(self._cold.objects.remove_partial_files, self._leftovers.before_ms)
+            if found:
+                # Who is still leading now, after looking, has looked at the truth.
+                refusal = await self._committer.submit_and_wait(StreamsTouched({}))
+                if refusal is not None:
+                    raise refusal
+            removed = [path for path in found if self._leftovers.is_unknown(path)]
+            for path in removed:
+                await self._cold.objects.delete(path)
+            if removed:
+                logger.info("removed %d objects that a crash had left behind", len(removed))
+            return len(removed)
+        finally:
+            self.is_tidying = False
 
     def _is_blob_known(self, name: str) -> bool:
         if not name.startswith(self._blobs.prefix):
@@ -97,13 +111,13 @@ class Reclaimer:
 
         The other way round, a machine lost in between could not be restored from the object store.
         """
-        due_ms = self._clock.now_ms() - int(self._grace_seconds * 1000)
+        due_ms = self._expiry_clock.now_ms() - int(self._grace_seconds * 1000)
         numbers = self._catalog.dead_segments(due_ms)
         if not numbers:
             return 0
         paths = [segment.path for number in numbers if (segment := self._catalog.segment(number)) is not None]
         self._flusher.removed_segments = list(paths)
-        await self._flusher.flush()
+        await self._flusher.flush()  # which makes sure that the store is ours
         loop = asyncio.get_running_loop()
         for number in numbers:
             await loop.run_in_executor(None, self._catalog.forget_segment, number)

@@ -6,14 +6,17 @@ cold tier has it.
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
-from millstream.errors import Corrupt
+from millstream.errors import Corrupt, MillstreamError
 from millstream.log.interface import Log
 from millstream.shard.publisher import Publisher
+from millstream.shard.quarantine import Quarantine, records_in
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import decode_batch, span
 from millstream.tiers.catalog import Catalog
+
+logger = logging.getLogger("millstream.shard")
 
 
 class Recovered(NamedTuple):
@@ -21,7 +24,9 @@ class Recovered(NamedTuple):
     records_applied: int
 
 
-def recover(log: Log, catalog: Catalog, machine: StateMachine, publisher: Publisher) -> Recovered:
+def recover(
+    log: Log, catalog: Catalog, machine: StateMachine, publisher: Publisher, quarantine: Quarantine
+) -> Recovered:
     catalog.restore(machine)
     machine.flushed = catalog.position
     if catalog.position > 1 and not log.exists:
@@ -38,12 +43,21 @@ def recover(log: Log, catalog: Catalog, machine: StateMachine, publisher: Publis
         position = batch.next
         if batch.next <= catalog.position:
             continue
-        at = batch.first
-        for record in decode_batch(batch.payload):
-            machine.apply(record, at)
-            publisher.publish(record, at)
+        for found in records_in(batch):
+            if quarantine.holds(found.position):
+                machine.pass_over()
+                continue
+            if found.record is None:
+                raise quarantine.refuse(found, found.error)
+            try:
+                machine.apply(found.record, found.position)
+                publisher.publish(found.record, found.position)
+            except Exception as error:
+                if not isinstance(error, MillstreamError):  # a defect: where it happened is worth knowing
+                    logger.critical("a record of the log cannot be applied", exc_info=True)
+                raise quarantine.refuse(found, error) from error
             applied += 1
-            at += span(record)
+    quarantine.succeeded()
     if position is not None and position < catalog.position:
         raise _missing(position, catalog.position)
     return Recovered(position or catalog.position, applied)

@@ -2,31 +2,44 @@
 
 The chain of manifests gives the rows, the segments' footers give the index. What was acknowledged but not yet
 flushed when the machine was lost is not there; everything up to the last flush is.
+
+A chain with a hole is refused, and what lies behind the hole is named; `accept_loss` goes on with what comes before it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from millstream.errors import Corrupt, NotFound
-from millstream.streams.records import SegmentRef
+from millstream.errors import Corrupt, NotFound, OtherFormat
+from millstream.streams.records import SegmentRef, SnapshotRef
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, SealedFlush, SealedReplacement, SealedSegment
+from millstream.tiers.catalog_rows import (
+    MANIFEST_DIGEST,
+    Checkpoint,
+    SealedFlush,
+    SealedReplacement,
+    SealedSegment,
+    decode_stream_row,
+)
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.manifests import (
+    Chain,
     ColdView,
     Manifest,
     ManifestFlush,
     ManifestHead,
     Replacement,
-    decode_manifest,
     encode_rows,
-    longest_chain,
+    find_chain,
+    read_manifest,
 )
-from millstream.tiers.objects import Objects
 from millstream.tiers.segments import encode_extents
+from millstream.tiers.stored_names import list_ours, stored_shards
+
+logger = logging.getLogger("millstream.restore")
 
 FOOTERS_AT_ONCE: Final = 16
 
@@ -38,6 +51,24 @@ class Restored(NamedTuple):
     streams: int
 
 
+class Hole(NamedTuple):
+    """Positions for which the manifest is missing, and what lies behind it and cannot be restored."""
+
+    first: int
+    until: int
+    manifests: list[str]
+    segments: int
+    messages: int
+    streams: int
+
+    def describe(self) -> str:
+        return (
+            f"a manifest is missing or damaged: the chain ends at position {self.first:,}, and goes on only at"
+            f" {self.until:,}; behind that lie {self.messages:,} messages of {self.segments:,} segments and changes to"
+            f" {self.streams:,} streams in {len(self.manifests):,} manifests, beginning with {self.manifests[0]}"
+        )
+
+
 async def restore(
     cold: ColdTier,
     catalog: Catalog,
@@ -46,9 +77,19 @@ async def restore(
     *,
     shard: int = 0,
     through: int | None = None,
+    accept_loss: bool = False,
 ) -> Restored:
     """Fill an empty catalog, up to a position if one is given. `on_progress` gets how many manifests are done."""
-    chain = await chain_of(cold, shard, through)
+    found = await find_manifests(cold, shard, through)
+    hole = await find_hole(cold, found) if through is None else None
+    if hole is not None and not accept_loss:
+        raise Corrupt(
+            hole.describe(),
+            code="manifest_missing",
+            hint="put the missing object back, from a backup or an older version of it; if it is lost for good,"
+            " --accept-loss restores what comes before it, and deletes nothing",
+        )
+    chain = found.chain.heads
     if not chain:
         raise NotFound("the object store holds no manifests: there is nothing to restore", code="nothing_to_restore")
     removed: set[str] = set()
@@ -69,24 +110,70 @@ async def restore(
         replacements = [await sealed_replacement(cold, one, removed) for one in manifest.replacements]
         segments += sum(len(flush.segments) for flush in flushes) + sum(len(one.segments) for one in replacements)
         for part in parts[:-1]:
-            catalog.write(checkpoint_of(part, [], [], now_ms, position=1))
-        catalog.write(checkpoint_of(manifest, flushes, replacements, now_ms, position=manifest.through))
+            catalog.write(checkpoint_of(part, head, [], [], now_ms, position=1))
+        catalog.write(checkpoint_of(manifest, head, flushes, replacements, now_ms, position=manifest.through))
         parts.clear()
         on_progress(count, len(chain))
     catalog.drop_dead_extents(now_ms)
     return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")))
 
 
+class Manifests(NamedTuple):
+    """What the store has of a shard's manifests: those that can be read, in their chain, and those that cannot."""
+
+    chain: Chain
+    damaged: dict[str, int]  # paths, and up to where each reached
+
+
+async def find_manifests(cold: ColdTier, shard: int = 0, through: int | None = None) -> Manifests:
+    """The shard's manifests; no chain if `through` is asked for and none ends there."""
+    heads: list[ManifestHead] = []
+    damaged: dict[str, int] = {}
+    async for entry, _, position in list_ours(cold.objects, f"manifests/{shard:04d}/"):
+        try:
+            head = (await read_stored(cold, entry.path))[1]
+        except OtherFormat:
+            raise
+        except Corrupt as error:
+            logger.warning("%s", error.message)
+            damaged[entry.path] = position
+            continue
+        except NotFound:
+            continue  # tidied up since it was listed
+        if through is None or head.through <= through:
+            heads.append(head)
+    chain = find_chain(heads)
+    if through is not None and chain.through != through:
+        chain = Chain([], [], [])
+    return Manifests(chain, damaged)
+
+
+async def find_hole(cold: ColdTier, found: Manifests) -> Hole | None:
+    """What the chain does not reach, if there is anything."""
+    chain = found.chain
+    lost = {path: position for path, position in found.damaged.items() if position > chain.through}
+    if not chain.beyond and not lost:
+        return None
+    segments: dict[str, int] = {}
+    streams: set[int] = set()
+    for head in chain.beyond:
+        manifest = await load_manifest(cold, head.path)
+        listed = [one for flush in manifest.flushes for one in flush.segments]
+        segments.update({one.path: one.rows for one in listed if one.last_position >= chain.through})
+        streams.update(row.incarnation for row in manifest.streams)
+    paths = sorted([*(head.path for head in chain.beyond), *lost])
+    until = min((max(head.first, chain.through) for head in chain.beyond), default=0)
+    until = until or min(lost.values())
+    return Hole(chain.through, until, paths, len(segments), sum(segments.values()), len(streams))
+
+
 async def chain_of(cold: ColdTier, shard: int = 0, through: int | None = None) -> list[ManifestHead]:
     """The manifests that count, in order; none if `through` is asked for and no chain ends there."""
-    heads = [head async for head in _heads(cold, shard) if through is None or head.through <= through]
-    chain = longest_chain(heads)
-    return chain if through is None or (chain and chain[-1].through == through) else []
-
-
-async def stored_shards(objects: Objects) -> list[int]:
-    """The numbers of the shards that have manifests in the object store, in order."""
-    return sorted({int(entry.path.split("/")[1]) async for entry in objects.list("manifests/")})
+    found = await find_manifests(cold, shard, through)
+    hole = await find_hole(cold, found) if through is None else None
+    if hole is not None:
+        raise Corrupt(hole.describe(), code="manifest_missing", hint="see `millstream cold verify`")
+    return found.chain.heads
 
 
 async def chains_of(cold: ColdTier) -> list[ManifestHead]:
@@ -107,27 +194,27 @@ async def cold_view(cold: ColdTier, chain: list[ManifestHead]) -> ColdView:
     return view
 
 
-async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> set[str]:
+async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> tuple[set[str], list[SnapshotRef]]:
     """The other objects the chain needs: notes, and the snapshots of the streams as they are at its end."""
     notes: set[str] = set()
-    blobs: dict[tuple[int, int], bytes | None] = {}
+    snapshots: dict[tuple[int, int], SnapshotRef | None] = {}
     for head in chain:
         manifest = await load_manifest(cold, head.path)
         notes |= {flush.notes for flush in manifest.flushes if flush.notes}
         for incarnation, _ in manifest.removed_streams:
-            blobs.pop((manifest.shard, incarnation), None)
-        blobs.update({(manifest.shard, row.incarnation): row.blob for row in manifest.streams})
-    return notes | {f"snapshots/{blob.decode()}" for blob in blobs.values() if blob is not None}
-
-
-async def _heads(cold: ColdTier, shard: int) -> AsyncIterator[ManifestHead]:
-    async for entry in cold.objects.list(f"manifests/{shard:04d}/"):
-        manifest = await load_manifest(cold, entry.path)
-        yield ManifestHead(entry.path, manifest.first, manifest.through, manifest.part, manifest.parts)
+            snapshots.pop((manifest.shard, incarnation), None)
+        for row in manifest.streams:
+            found = decode_stream_row(row.row).snapshot if row.blob is not None else None
+            snapshots[manifest.shard, row.incarnation] = found
+    return notes, sorted((one for one in snapshots.values() if one is not None), key=lambda one: one.blob)
 
 
 async def load_manifest(cold: ColdTier, path: str) -> Manifest:
-    return decode_manifest(await cold.objects.get(path), path)
+    return (await read_stored(cold, path))[0]
+
+
+async def read_stored(cold: ColdTier, path: str) -> tuple[Manifest, ManifestHead]:
+    return read_manifest(await cold.objects.get(path), path)
 
 
 async def sealed_flush(cold: ColdTier, flush: ManifestFlush, removed: set[str]) -> SealedFlush:
@@ -145,7 +232,8 @@ async def _indexed(cold: ColdTier, segments: list[SegmentRef], removed: set[str]
     async def index(segment: SegmentRef) -> SealedSegment:
         async with gate:
             try:
-                return SealedSegment(segment, encode_extents((await cold.footer(segment)).extents))
+                footer = await cold.footer(segment)
+                return SealedSegment(segment, encode_extents(footer.extents), [one for one, _ in footer.info.shared_by])
             except NotFound:
                 raise Corrupt(
                     f"segment {segment.path} is named by a manifest but not in the store",
@@ -157,6 +245,7 @@ async def _indexed(cold: ColdTier, segments: list[SegmentRef], removed: set[str]
 
 def checkpoint_of(
     manifest: Manifest,
+    head: ManifestHead,
     flushes: list[SealedFlush],
     replacements: list[SealedReplacement],
     now_ms: int,
@@ -168,9 +257,10 @@ def checkpoint_of(
         encode_rows(manifest.streams),
         [(incarnation.to_bytes(8, "big"), name) for incarnation, name in manifest.removed_streams],
         [],
-        {name.encode(): row for name, row in manifest.singletons.items()},
+        {**{name.encode(): row for name, row in manifest.singletons.items()}, MANIFEST_DIGEST: head.state},
         manifest.trimmed,
         flushes,
         now_ms,
         replacements,
+        manifest.producers,
     )

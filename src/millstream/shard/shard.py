@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
-from millstream.clock import Clock
-from millstream.errors import MillstreamError, NotFound, OffsetTrimmed, Unavailable
+from millstream.clock import Clock, ExpiryClock
+from millstream.errors import MillstreamError, NotFound, NotLeader, OffsetTrimmed, OutcomeUnknown, Unavailable
 from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
 from millstream.protocol.keys import StreamKey
+from millstream.shard.budget import BUCKET_BYTES, STREAM_BYTES, MemoryBudget
 from millstream.shard.catalog_follower import CatalogFollower
 from millstream.shard.committer import Batch, Committer, Reply
 from millstream.shard.compaction import Compaction
@@ -27,11 +29,16 @@ from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listeners import Listeners
 from millstream.shard.listing import Listing
 from millstream.shard.names import Names
+from millstream.shard.ownership import Ownership
 from millstream.shard.publisher import Publisher
+from millstream.shard.quarantine import Found, Quarantine, records_in
 from millstream.shard.reader import Reader, ReadResult
 from millstream.shard.reclaimer import Reclaimer
 from millstream.shard.recovery import recover
+from millstream.shard.scrub import NO_SCRUBS, Scrubber, ScrubLimits
+from millstream.shard.splitting import SPLIT_ON_LOOP_BYTES, Splitting
 from millstream.streams.commands import AppendMessages, CreateStream
+from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import (
     AnyRecord,
@@ -44,25 +51,25 @@ from millstream.streams.records import (
     StreamCreated,
     StreamDeleted,
     StreamTrimmed,
-    decode_batch,
-    span,
 )
 from millstream.streams.state import Stream
-from millstream.tasks import end
+from millstream.tasks import Supervisor, end
 from millstream.tiers.blobs import Blobs, Upload
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import ColdTotals, decode_key
 from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier
+from millstream.tiers.hot import MESSAGE_COST_BYTES, HotTier
 from millstream.tiers.journal import Journals
 
 logger = logging.getLogger("millstream.shard")
 
 TICK_SECONDS = 1.0
+SCAN_SLICE: Final = 256
 ALIVE_SLICE: Final = 256
 # Reads between two batches that leave the loop free enough to wait for the disk itself.
 QUIET_READS_MAX: Final = 8
-BACKPRESSURE_SHOWN_MS: Final = 5_000
+BACKPRESSURE_SHOWN_SECONDS: Final = 5.0
+LEFTOVER_AGE_SECONDS: Final = 24 * 3600.0
 
 
 def _if_alive(stream: Stream) -> Stream | NotFound:
@@ -81,24 +88,35 @@ class Shard:
         hot_bytes_max: int,
         flush_limits: FlushLimits,
         reclaim_grace_seconds: float,
+        leftover_age_seconds: float = LEFTOVER_AGE_SECONDS,
+        may_take_over: bool = False,
+        scrub_limits: ScrubLimits = NO_SCRUBS,
         number: int = 0,
-        leftover_age_seconds: float = 0.0,
         measures: ShardMeasures | None = None,
+        supervisor: Supervisor | None = None,
+        expiry_clock: ExpiryClock | None = None,
+        stream_limits: StreamLimits = DEFAULT_LIMITS,
+        stuck_seconds_max: float = 10.0,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.number = number
+        self.stuck_seconds_max = stuck_seconds_max
         self.clock = clock
+        self.supervisor = supervisor or Supervisor()
+        self.expiry_clock = expiry_clock or ExpiryClock(clock)
         self.measures = measures or ShardMeasures()
         self._log = log
         self._catalog = catalog
         self.hot_bytes_max = hot_bytes_max
-        self.machine = StateMachine(catalog)
+        self.machine = StateMachine(catalog, stream_limits, self.expiry_clock.now_ms)
         self.hot = HotTier()
         self.journals = Journals()
         self.journals.start = catalog.position
         self.cold = cold
         self.blobs = blobs
         self._publisher = Publisher(self.machine, self.hot, self.journals)
-        recovered = recover(log, catalog, self.machine, self._publisher)
+        self._quarantine = quarantine or Quarantine()
+        recovered = recover(log, catalog, self.machine, self._publisher, self._quarantine)
         self.hot.published_bytes = self.hot.published_messages = 0  # what is replayed was counted when it came
         self.notices = [*log.notices, f"recovered: {recovered.records_applied} records replayed"]
         self.committer = Committer(
@@ -110,8 +128,13 @@ class Shard:
         self.names = Names()
         self.listeners = Listeners(self.measures)
         self._creation = Creation(self)
+        self._splitting = Splitting(self)
         self.deadlines = Deadlines(self)
         self.feed = Feed(self.machine, self.hot, self.journals, self.committer, catalog, cold)
+        self.budget = MemoryBudget(hot_bytes_max, self.hot, self.journals, self.machine, self.committer, self.deadlines)
+        self.ownership = Ownership(
+            cold.objects, self.machine, self.committer, clock, number, may_take_over=may_take_over
+        )
         self.flusher = Flusher(
             self.machine,
             self.hot,
@@ -123,9 +146,13 @@ class Shard:
             self.committer,
             clock,
             flush_limits,
+            self.budget,
+            self.ownership,
             number,
         )
-        self.catalog_follower = CatalogFollower(self.machine, self.hot, catalog, cold, self.flusher, clock)
+        self.catalog_follower = CatalogFollower(
+            self.machine, self.hot, catalog, cold, self.flusher, clock, self.supervisor, number
+        )
         self.flusher.pinned = self.listeners
         self.flusher.measures = self.measures
         self._reclaimer = Reclaimer(
@@ -135,40 +162,61 @@ class Shard:
             blobs,
             self.machine,
             clock,
+            self.expiry_clock,
             self.committer,
+            self.ownership,
             reclaim_grace_seconds,
-            number,
             leftover_age_seconds,
+            number,
+        )
+        self.scrubber = Scrubber(
+            catalog, cold, blobs, self.machine, self.committer, clock, scrub_limits, self.measures, number
         )
         self.compaction = Compaction(
-            self.machine, catalog, cold, self.committer, self.flusher, clock, lambda: self._reclaimer.is_tidy, number
+            self.machine,
+            catalog,
+            cold,
+            self.committer,
+            self.flusher,
+            clock,
+            self.expiry_clock,
+            self.ownership,
+            lambda: self._reclaimer.is_tidying,
+            number,
         )
         # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.
         self.is_current: Callable[[], bool] = lambda: True
-        self._refused_at_ms = 0
+        self._refused_at = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self._errands: set[asyncio.Task[None]] = set()
 
+    def read_only(self, reason: MillstreamError) -> None:
+        """Serve what there is: nothing is accepted, nothing is due over time, and the object store is another's."""
+        self.committer.refuse(reason)
+
     async def start(self) -> None:
         """Run and accept writes: what a shard does whose log is nobody else's."""
-        self.run()
         await self.lead()
+        self.run()
 
     def run(self) -> None:
         """Do what is due over time. Writes are accepted only while the shard leads."""
-        loop = asyncio.get_running_loop()
         self.deadlines.start(self._catalog.expiring(), self.machine.dirty.values())
+        start = partial(self.supervisor.start, of=f"shard {self.number}")
         self._tasks = [
-            loop.create_task(self._tick_forever()),
-            loop.create_task(self.flusher.run_forever()),
-            loop.create_task(self._reclaimer.run_forever()),
-            loop.create_task(self.compaction.sweep_forever()),
+            start("expiry", self._tick_forever, is_vital=True),
+            start("flush", self.flusher.run_forever, is_vital=True),
+            start("reclaim", self._reclaimer.run_forever),
+            start("scrub", self.scrubber.run_forever),
+            start("compaction sweep", self.compaction.sweep_forever),
         ]
 
-    async def lead(self, *fence: AnyRecord) -> None:
-        """Accept writes from here on. The fence, if there is one, must get into the log before anything else."""
+    async def lead(self, *fence: AnyRecord, claims_later: bool = False) -> None:
+        """Accept writes from here on. The fence, if there is one, must get into the log before anything else.
+
+        With `claims_later` writes do not wait until the object store has answered whose it is.
+        """
         await self.catalog_follower.stop()
-        self._reclaimer.started_at = max(self._reclaimer.started_at, self._catalog.position)
         self.committer.start(asyncio.get_running_loop())
         records = list(fence)
         if self.machine.secrets is None:
@@ -177,18 +225,54 @@ class Shard:
             error = await self.committer.submit_and_wait(record)
             if error is not None:
                 raise error
+        if claims_later:
+            await self.ownership.go_on_unasked()
+            self.errand(self.ownership.claim_late(), self._claimed)
+            return
+        try:
+            await self.ownership.claim()
+        except Unavailable as error:
+            if isinstance(error, NotLeader):
+                raise
+            self._claimed(error)
+            try:
+                await self.ownership.go_on_unasked()
+            except Unavailable as full:
+                self.errand(self._accept_when_the_log_does(full))
+
+    async def _accept_when_the_log_does(self, reason: MillstreamError) -> None:
+        """The log has no room even for the note that it goes on: until it does, reads alone are served."""
+        while True:
+            self.committer.refuse(reason)
+            await asyncio.sleep(TICK_SECONDS)
+            self.committer.accept()
+            try:
+                await self.ownership.go_on_unasked()  # before anything else that is accepted from here on
+                return
+            except Unavailable as error:
+                reason = error
+
+    def _claimed(self, error: MillstreamError | None) -> None:
+        if error is not None and self.ownership.refusal is None and not isinstance(error, NotLeader):
+            # Messages are kept in the log until the store answers; whose it is is asked again before the first flush.
+            logger.warning("shard %d: the object store could not be asked whose it is: %s", self.number, error)
 
     def follow(self, reason: MillstreamError) -> None:
         """Accept no writes: another node leads, and what it commits comes through `apply_committed`."""
         self.committer.refuse(reason)
+        self.ownership.resign()
         self.catalog_follower.start()
 
     def apply_committed(self, stored: LogBatch) -> None:
         """Make a batch true that another node has committed."""
         batch = Batch(stored.first)
-        for record in decode_batch(stored.payload):
-            batch.entries.append((record, batch.next, None, None))
-            batch.next += span(record)
+        for found in records_in(stored):
+            if self._quarantine.holds(found.position):
+                self.machine.pass_over()
+                continue
+            if found.record is None:
+                raise self._quarantine.refuse(found, found.error)
+            batch.entries.append((found.record, found.position, None, None))
         self._apply_batch(batch)
         self.committer.go_on_behind(stored.next)
         for one, position, _, _ in batch.entries:
@@ -203,8 +287,8 @@ class Shard:
         try:
             if self.committer.failure is None:
                 self.deadlines.flush_touches()
-                await self.committer.drain()
                 async with asyncio.timeout(timeout_seconds):
+                    await self.committer.drain()
                     await self.flusher.flush()
         except TimeoutError:
             logger.warning("the last flush took too long and is given up; the log keeps everything")
@@ -212,6 +296,7 @@ class Shard:
             # Whatever it was, a store or a defect, the next start replays the log; files are let go of in any case.
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
+            self._splitting.close()
             self._log.close()
             self.flusher.close()
             self.cold.close()
@@ -224,6 +309,8 @@ class Shard:
         key = command.key
         if self.names and self.names.wait_for(key, partial(self.append, command, reply)):
             return
+        if len(command.body) >= SPLIT_ON_LOOP_BYTES and self._splitting.takes(command, self.append, reply):
+            return
         now_ms = self.clock.now_ms()
         stream = None
         try:
@@ -232,24 +319,20 @@ class Shard:
             if record is None:
                 self.settle(stream, reply, outcome)
                 return
-            if not self.has_room(len(command.body)):
+            if not self.budget.has_room(len(command.body) + MESSAGE_COST_BYTES * len(record.messages)):
                 raise self.backpressure()
             position = self.committer.submit(record, reply, outcome)
             self.machine.accept(stream, record, outcome.tail, position)
         except MillstreamError as error:
             self.settle(stream, reply, error)
 
-    def has_room(self, size: int) -> bool:
-        """Whether memory takes so many bytes of messages more."""
-        return self.hot.bytes + self.committer.pending_bytes + size <= self.hot_bytes_max
-
     def backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
-        self._refused_at_ms = self.clock.now_ms()
+        self._refused_at = self.clock.monotonic()
         self.measures.backpressure_refusals += 1
         reason = self.backpressure_reason()
         return Unavailable(
-            f"the memory for recent messages is used up: {reason}",
+            f"the memory for messages and the state of streams is used up: {reason}",
             code="backpressure",
             hint="retry later; raise hot.bytes_max if this is the normal load",
             retry_after_seconds=2,
@@ -273,10 +356,24 @@ class Shard:
                 await asyncio.sleep(0)
         return found
 
+    def trim_log(self, position: int) -> None:
+        """Let the log forget what lies before a position that was flushed; called on a thread."""
+        self._log.trim(min(position, self.machine.flushed))
+
+    def token_key(self) -> bytes | None:
+        """What signs tokens that nobody keeps, the same at every node; None where it has not arrived yet."""
+        return self.machine.secrets.token_key if self.machine.secrets is not None else None
+
+    def damaged(self) -> dict[str, str]:
+        """Objects of the cold tier that are missing or damaged, and what is wrong with each."""
+        if self.cold.objects.damage.objects:
+            self.scrubber.forget_what_nothing_names()
+        return self.cold.objects.damage.objects
+
     def backpressure_reason(self) -> str | None:
         """Why writers are being refused; None if lately none was, or there is room again."""
-        is_recent = self.clock.now_ms() - self._refused_at_ms <= BACKPRESSURE_SHOWN_MS
-        if not is_recent or self.hot.bytes + self.committer.pending_bytes < self.hot_bytes_max // 2:
+        is_recent = self.clock.monotonic() - self._refused_at <= BACKPRESSURE_SHOWN_SECONDS
+        if not is_recent or self.budget.used < self.hot_bytes_max // 2:
             return None
         return self.flusher.failure or "messages arrive faster than they can be moved to the cold tier"
 
@@ -289,6 +386,8 @@ class Shard:
 
     def create(self, command: CreateStream, reply: Reply) -> None:
         """Create a stream, or find that it exists as asked; the reply gets a Created or an error."""
+        if len(command.body) >= SPLIT_ON_LOOP_BYTES and self._splitting.takes(command, self.create, reply):
+            return
         self._creation.create(command, reply)
 
     def delete(self, key: StreamKey, reply: Reply) -> None:
@@ -298,11 +397,16 @@ class Shard:
     def _delete(self, key: StreamKey, reply: Reply) -> None:
         now_ms = self.clock.now_ms()
         stream = self.machine.get(key, now_ms)
+        if not self.budget.has_room_to_remove():
+            raise self.backpressure()
         self.submit(StreamDeleted(stream.incarnation, now_ms, stream.key), reply)
 
     def create_bucket(self, name: str, reply: Reply) -> None:
         def action(done: Reply) -> None:
-            self.submit(self.machine.check_create_bucket(name, self.clock.now_ms()), done)
+            record = self.machine.check_create_bucket(name, self.clock.now_ms())
+            if not self.budget.has_room(BUCKET_BYTES):
+                raise self.backpressure()
+            self.submit(record, done)
 
         self.alone(("bucket", name), action, reply)
 
@@ -337,11 +441,17 @@ class Shard:
         With an incarnation, only if the stream of that name is still that one.
         """
         name = ""
+        if self.committer.failure is not None:
+            upload.discard()
+            reply(self.committer.failure)
+            return
 
         def finish(outcome: object) -> None:
+            self.blobs.settled(name)
             if isinstance(outcome, MillstreamError):
                 upload.discard()
-                if name:
+                # One whose record may be in the log all the same stays; it is a leftover if it is not.
+                if name and not isinstance(outcome, OutcomeUnknown):
                     self.errand(self.blobs.delete(name))
             reply(outcome)
 
@@ -368,6 +478,8 @@ class Shard:
 
         try:
             stream = self.get(key)
+            if not self.budget.has_room(STREAM_BYTES):
+                raise self.backpressure()
         except MillstreamError as error:
             finish(error)
             return
@@ -427,7 +539,7 @@ class Shard:
                 finish(error)
 
         stream = self.machine.find(name) if isinstance(name, StreamKey) else None
-        if stream is not None and stream.is_expired(self.clock.now_ms()):
+        if stream is not None and self.machine.is_expired(stream, self.clock.now_ms()):
             # A fork of it may be in flight: whether it keeps its name is known when that is durable.
             self.committer.settle(run, None)
         else:
@@ -439,21 +551,29 @@ class Shard:
         changed: dict[int, Stream] = {}
         appends = 0
         apply, publisher = self.machine.apply, self._publisher
-        for record, position, _, _ in batch.entries:
-            if record is None:
-                continue
-            stream = apply(record, position)
-            if type(record) is Appended:
-                appends += 1
+        record: AnyRecord | None = None
+        position = batch.first
+        try:
+            for record, position, _, _ in batch.entries:
+                if record is None:
+                    continue
+                stream = apply(record, position)
+                if type(record) is Appended:
+                    appends += 1
+                    if stream is not None:
+                        publisher.appended(record, position, stream)
+                else:
+                    publisher.publish(record, position)
+                    if type(record) is StreamCreated:
+                        self.deadlines.watch(stream)
+                    elif type(record) is StreamDeleted and stream is not None:
+                        self.deadlines.unwatch(stream)
                 if stream is not None:
-                    publisher.appended(record, position, stream)
-            else:
-                publisher.publish(record, position)
-                if type(record) is StreamCreated:
-                    self.deadlines.watch(stream)
-            if stream is not None:
-                changed[stream.incarnation] = stream
+                    changed[stream.incarnation] = stream
+        except Exception as error:
+            raise self._quarantine.refuse(Found(position, record, b""), error) from error
         self.measures.appends += appends
+        self.budget.weigh()
         if changed:
             self.listeners.changed(changed)
 
@@ -488,21 +608,35 @@ class Shard:
 
     def scan_paths(self, prefix: str) -> Iterator[Stream]:
         """Every live stream whose v1 path starts with a prefix, from the catalog and from memory."""
-        now_ms = self.clock.now_ms()
+        for some in self.scan_paths_in_slices(prefix):
+            yield from some
+
+    def scan_paths_in_slices(self, prefix: str) -> Iterator[list[Stream]]:
+        """The same a few at a time, which may be none: nothing is held between two slices, so others may work then."""
         seen: set[int] = set()
-        candidates = [stream for stream in self.machine.resident() if stream.key.v1_path.startswith(prefix)]
+        resident = list(self.machine.resident())
+        for first in range(0, len(resident), SCAN_SLICE):
+            yield self._live_below(prefix, resident[first : first + SCAN_SLICE], seen)
         bucket, slash, rest = prefix.partition("/")
         raw = f"{bucket}\0{rest}".encode() if slash else b""
-        for name, _ in self._catalog.scan(raw):
-            key = decode_key(name)
-            if key.v1_path.startswith(prefix):
-                stream = self.machine.find(key)
-                if stream is not None:
-                    candidates.append(stream)
-        for stream in candidates:
-            if stream.incarnation not in seen and not stream.deleted and not stream.is_expired(now_ms):
-                seen.add(stream.incarnation)
-                yield stream
+        after = b""
+        while names := [name for name, _ in islice(self._catalog.scan(raw, after), SCAN_SLICE)]:
+            after = names[-1]
+            found = [self.machine.peek_key(decode_key(name)) for name in names]
+            yield self._live_below(prefix, [stream for stream in found if stream is not None], seen)
+
+    def _live_below(self, prefix: str, streams: list[Stream], seen: set[int]) -> list[Stream]:
+        now_ms = self.clock.now_ms()
+        live = [
+            stream
+            for stream in streams
+            if stream.incarnation not in seen
+            and not stream.deleted
+            and stream.key.v1_path.startswith(prefix)
+            and not self.machine.is_expired(stream, now_ms)
+        ]
+        seen.update(stream.incarnation for stream in live)
+        return live
 
     def _is_quiet(self) -> bool:
         reads, self._reads = self._reads, 0

@@ -8,6 +8,7 @@ one on bytes is soft: the message that crosses it is still in.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy
@@ -17,9 +18,11 @@ from millstream.spark.cold_reader import ColdReader, settings_of
 from millstream.spark.options import ReadOptions
 from millstream.spark.server import Cold, Server, Shard
 from millstream.streams.records import SegmentRef
+from millstream.tiers.segments import Extent
 
 INDEXES_CACHED: Final = 8
 UNLIMITED: Final = 2**62
+PARTITIONS_MAX: Final = 1_000
 
 
 class Cluster(NamedTuple):
@@ -77,6 +80,22 @@ def cuts_of(shard: Shard, begin: int, end: int, partition_bytes: int) -> list[in
             cuts.append(low)
         cuts += _even(low, end, -(-unread // partition_bytes))
     return sorted({cut for cut in cuts if begin < cut < end})
+
+
+def name_cuts_of(extents: Iterable[Extent], partition_bytes: int) -> list[str]:
+    """Names at which to split streams into ranges of about one size, so that each stream lies in one of them."""
+    sizes: dict[str, int] = {}
+    for extent in extents:
+        sizes[extent.stream] = sizes.get(extent.stream, 0) + extent.offset_end - extent.offset_start
+    total = sum(sizes.values())
+    parts = min(-(-total // partition_bytes), PARTITIONS_MAX)
+    cuts: list[str] = []
+    done = 0
+    for name, size in sorted(sizes.items()):
+        if done and done >= total * (len(cuts) + 1) / parts:
+            cuts.append(name)
+        done += size
+    return cuts
 
 
 def _even(low: int, high: int, parts: int) -> list[int]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as arrow
 import pyarrow.compute as compute
 from pyspark.sql.types import StructType
@@ -18,12 +19,16 @@ from millstream.client import Appended, ClientError, Forbidden, NotFound, Produc
 from millstream.protocol.content_types import is_json
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import INTEGER_MAX
+from millstream.sizes import human_bytes
 from millstream.spark.errors import SourceError
 from millstream.spark.options import WriteOptions
 from millstream.spark.rows_as_json import encoder_of
 from millstream.spark.server import Server
 
 ROWS_AT_ONCE: Final = 4096
+MESSAGES_PER_APPEND: Final = 100_000  # a server takes 131,072 by default
+
+_DOCUMENT: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Group(NamedTuple):
@@ -67,8 +72,23 @@ def groups_of(table: arrow.Table | None, schema: StructType, options: WriteOptio
         messages: list[bytes] = []
         for at in range(start, stop, ROWS_AT_ONCE):
             messages += encode(table.take(order.slice(at, min(ROWS_AT_ONCE, stop - at))))
-        yield Group(key, types.at(start), messages)
+        group = Group(key, types.at(start), messages)
+        if is_json(group.content_type) and "payload" in table.column_names:
+            _check_documents(group)
+        yield group
         start = stop
+
+
+def _check_documents(group: Group) -> None:
+    """A row is one message. Since rows are sent side by side in an array, `1,2` would become two."""
+    for message in group.messages:
+        try:
+            _DOCUMENT.decode(message)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise SourceError(
+                f"a row for stream {str(group.key)!r} is not one JSON value ({error}): {message[:200]!r}",
+                hint="filter such rows out, or write them to a stream of another type: the option 'contentType'",
+            ) from None
 
 
 class _Texts:
@@ -160,7 +180,8 @@ class Sender:
         gathered: list[bytes] = []
         size = 2
         for message in group.messages:
-            if gathered and size + len(message) + 1 > self._options.append_bytes_max:
+            is_full = size + len(message) + 1 > self._options.append_bytes_max or len(gathered) == MESSAGES_PER_APPEND
+            if gathered and is_full:
                 yield b"[%b]" % b",".join(gathered), len(gathered)
                 gathered, size = [], 2
             gathered.append(message)
@@ -195,9 +216,9 @@ class Sender:
     def _ambiguous(self, group: Group, appends: int) -> SourceError:
         size = sum(len(message) for message in group.messages)
         return SourceError(
-            f"stream {str(group.key)!r} gets {len(group.messages):,} messages ({size:,} bytes) from one partition. They"
-            f" take {appends:,} appends, and an earlier attempt has written some of them: which, cannot be told without"
-            " an order of the rows",
+            f"stream {str(group.key)!r} gets {len(group.messages):,} messages ({human_bytes(size)}) from one partition."
+            f" They take {appends:,} appends, and an earlier attempt has written some of them: which, cannot be told"
+            " without an order of the rows",
             hint="give the option orderBy=<columns that order a stream's rows>; or orderBy=arrival, if every attempt"
             " gets the rows in the same order; or make micro-batches smaller, so that a stream's rows fit one append",
         )

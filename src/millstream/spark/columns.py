@@ -27,23 +27,18 @@ from millstream.spark.options import ReadOptions
 MESSAGE_COLUMNS: Final[dict[str, DataType]] = {
     "bucket": StringType(),
     "stream": StringType(),
-    "offset": LongType(),
-    "next_offset": LongType(),
+    "offset_start": LongType(),
+    "offset_end": LongType(),
     "position": LongType(),
     "appended_at": TimestampType(),
     "content_type": StringType(),
     "payload": BinaryType(),
+    "incarnation": LongType(),
 }
-# What each is called in a segment; the bucket is the same in every row and is not read.
-STORED: Final = {
-    "stream": "stream",
-    "offset": "offset_start",
-    "next_offset": "offset_end",
-    "position": "position",
-    "appended_at": "appended_at",
-    "content_type": "content_type",
-    "payload": "payload",
-}
+# Read only if it is named: which of the streams that had a name one after the other a message is of.
+ON_REQUEST: Final = frozenset({"incarnation"})
+# Those that a segment has too, under the same names; the bucket is the same in every row and is not read.
+STORED: Final = frozenset(MESSAGE_COLUMNS) - {"bucket"}
 
 
 def message_schema(columns: tuple[str, ...] = ()) -> StructType:
@@ -53,7 +48,8 @@ def message_schema(columns: tuple[str, ...] = ()) -> StructType:
         raise SourceError(
             f"the option 'columns' names {unknown[0]!r}, which is no column", hint=f"there are {_all_columns()}"
         )
-    return StructType([StructField(name, MESSAGE_COLUMNS[name]) for name in columns or MESSAGE_COLUMNS])
+    names = columns or [name for name in MESSAGE_COLUMNS if name not in ON_REQUEST]
+    return StructType([StructField(name, MESSAGE_COLUMNS[name]) for name in names])
 
 
 def typed_schema(fields: StructType | str, columns: tuple[str, ...] = ()) -> StructType:
@@ -74,7 +70,7 @@ class Layout(NamedTuple):
     @property
     def stored(self) -> set[str]:
         """The columns of a segment that this takes."""
-        needed = {STORED[name] for name in self.messages if name in STORED}
+        needed = set(self.messages) & STORED
         if self.typed.fields or self.corrupt is not None:
             needed |= {"payload", "content_type", "stream", "offset_start"}
         return needed or {"position"}  # a count needs no column, but something to count
@@ -108,7 +104,7 @@ def message_arrays(bucket: str, table: arrow.Table, layout: Layout) -> dict[str,
         if name == "bucket":
             arrays[name] = arrow.repeat(arrow.scalar(bucket, kind), table.num_rows)
         else:
-            column = table.column(STORED[name])
+            column = table.column(name)
             array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
             if isinstance(array, arrow.ChunkedArray):
                 array = array.chunk(0)

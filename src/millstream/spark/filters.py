@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import and_
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow.compute as compute
 from pyspark.sql.datasource import (
@@ -35,7 +35,7 @@ LOWEST: Final = -(2**62)
 HIGHEST: Final = 2**62
 
 _COMPARED: Final = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
-_NUMBERS: Final = ("offset", "next_offset", "position")
+_NUMBERS: Final = ("offset_start", "offset_end", "position")
 _TEXTS: Final = ("bucket", "stream", "content_type")
 
 
@@ -57,14 +57,25 @@ class Span:
         return self.low <= low and high <= self.high
 
 
+class NameRange(NamedTuple):
+    """Names from `low` up to, and without, `high`; None is beyond all names."""
+
+    low: str = ""
+    high: str | None = None
+
+    def has(self, name: str) -> bool:
+        return self.low <= name and (self.high is None or name < self.high)
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What a read is about: names, offsets, positions and times outside of which nothing is wanted."""
 
     streams: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
-    offset: Span = field(default_factory=Span)
-    next_offset: Span = field(default_factory=Span)
+    names: NameRange = NameRange()
+    offset_start: Span = field(default_factory=Span)
+    offset_end: Span = field(default_factory=Span)
     position: Span = field(default_factory=Span)
     at_ms: Span = field(default_factory=Span)
 
@@ -76,19 +87,23 @@ class Wanted:
     def has_stream(self, stream: str) -> bool:
         if self.streams is not None and stream not in self.streams:
             return False
-        return all(stream.startswith(prefix) for prefix in self.prefixes)
+        return self.names.has(stream) and all(stream.startswith(prefix) for prefix in self.prefixes)
+
+    @property
+    def is_of_all_names(self) -> bool:
+        return self.streams is None and not self.prefixes and self.names == NameRange()
 
     def has_extent(self, extent: Extent) -> bool:
         return (
             self.has_stream(extent.stream)
-            and self.offset.meets(extent.offset_start, extent.offset_end - 1)
-            and self.next_offset.meets(extent.offset_start + 1, extent.offset_end)
+            and self.offset_start.meets(extent.offset_start, extent.offset_end - 1)
+            and self.offset_end.meets(extent.offset_start + 1, extent.offset_end)
         )
 
     def groups(self, segment: SegmentRef, footer: Footer) -> list[int]:
         """The row groups of a segment that may hold something wanted."""
         groups = list(range(footer.metadata.num_row_groups))
-        if self.streams is not None or self.prefixes or self.offset != Span() or self.next_offset != Span():
+        if not self.is_of_all_names or self.offset_start != Span() or self.offset_end != Span():
             groups = sorted({extent.row_group for extent in footer.extents if self.has_extent(extent)})
         if self.position.holds(segment.first_position, segment.last_position) and self.at_ms.holds(
             segment.first_at_ms, segment.last_at_ms
@@ -185,8 +200,7 @@ def _milliseconds(value: datetime) -> int:
 
 def stored_columns(filters: Iterable[Filter]) -> set[str]:
     """The columns of a segment that checking rows against these filters takes."""
-    names = (_column(one) for one in filters if not isinstance(one, IsNotNull))
-    return {STORED[name] for name in names if name != "bucket"}
+    return {_column(one) for one in filters if not isinstance(one, IsNotNull)} & STORED
 
 
 def _column(one: Any) -> str:
@@ -223,7 +237,7 @@ def row_condition(filters: Iterable[Filter]) -> compute.Expression | None:
 
 
 def _term(one: Any) -> compute.Expression:
-    column = compute.field(STORED[one.attribute[0]])
+    column = compute.field(one.attribute[0])
     if isinstance(one, In):
         return column.isin([_value(value) for value in one.value])
     if isinstance(one, StringStartsWith):

@@ -1,7 +1,8 @@
 """The options of `format("millstream")`: parsed once, on the driver, with errors that name option, value and remedy.
 
 Spark hands over options with lower-case names and text values. What is not ours is left alone, since Spark mixes in
-its own (`path`, `checkpointLocation`), unless it looks like one of ours misspelled.
+its own (`path`, `checkpointLocation`), unless it looks like one of ours misspelled, or is one that other sources have
+and that would be missed here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +27,7 @@ T = TypeVar("T")
 _NAMES: Final = (
     "url",
     "token",
+    "cacert",
     "bucket",
     "stream",
     "prefix",
@@ -47,6 +50,7 @@ _NAMES: Final = (
     "maxBytesPerTrigger",
     "maxRecordsPerTrigger",
     "maxPartitionBytes",
+    "partitionBy",
     "failOnDataLoss",
     "pushFilters",
     "serverTimeout",
@@ -54,11 +58,31 @@ _NAMES: Final = (
     "orderBy",
     "txnAppId",
     "txnVersion",
+    "txnLedger",
     "maxAppendBytes",
     "createStreams",
 )
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
 _SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
+
+# Options of Kafka's and Delta's connectors, and what does the same here.
+_ELSEWHERE: Final = {
+    "kafka.bootstrap.servers": "name the server with 'url'",
+    "subscribe": "name what to read with 'bucket', and 'stream' or 'prefix'",
+    "subscribepattern": "name what to read with 'bucket' and 'prefix'",
+    "assign": "name what to read with 'bucket', and 'stream' or 'prefix'",
+    "topic": "name where to write with 'bucket' and 'stream', or columns of these names",
+    "maxoffsetspertrigger": "limit a micro-batch with 'maxRecordsPerTrigger' or 'maxBytesPerTrigger'",
+    "minoffsetspertrigger": "give the query a trigger with an interval",
+    "maxfilespertrigger": "limit a micro-batch with 'maxBytesPerTrigger'",
+    "minpartitions": "make partitions smaller with 'maxPartitionBytes'",
+    "startingoffsetsbytimestamp": "give 'startingTimestamp', or a time as 'startingOffsets'",
+    "endingoffsetsbytimestamp": "give 'endingTimestamp', or a time as 'endingOffsets'",
+    "startingversion": "give a position as 'startingOffsets'",
+    "endingversion": "give a position as 'endingOffsets'",
+}
+# No time in milliseconds that anybody means lies before 1973; one in seconds does.
+_MILLISECONDS_MIN: Final = 100_000_000_000
 
 _SIZE: Final = re.compile(r"([0-9]+)\s*(b|k|kb|kib|m|mb|mib|g|gb|gib)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -67,6 +91,8 @@ _INTEGER_MAX: Final = 2**53 - 1
 
 MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 ARRIVAL: Final = "arrival"
+BY_STREAM: Final = "stream"
+BY_POSITION: Final = "position"
 
 
 class Bound(NamedTuple):
@@ -88,6 +114,11 @@ class Connection:
     url: str
     token: str | None
     timeout_seconds: float
+    # A PEM file with the authority to trust, on the driver and on every executor; None for the system's.
+    cacert: str | None = None
+
+    def trust(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=self.cacert) if self.cacert is not None else None
 
 
 @dataclass(frozen=True)
@@ -113,6 +144,7 @@ class ReadOptions:
     bytes_per_trigger: int | None
     records_per_trigger: int | None
     partition_bytes: int
+    partition_by: str
     fail_on_data_loss: bool
     push_filters: bool
 
@@ -126,6 +158,8 @@ class WriteOptions:
     order_by: tuple[str, ...]
     transaction_app_id: str | None
     transaction_version: int | None
+    has_ledger: bool
+    """Whether the server notes a version that was written, so that it is not written again in other partitions."""
     append_bytes_max: int
     creates_streams: bool
 
@@ -141,6 +175,8 @@ class _Given:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
         for name in self._options:
+            if name in _ELSEWHERE:
+                raise SourceError(f"there is no option {name!r}", hint=_ELSEWHERE[name])
             if name not in _SPELLING and name not in _SPARKS_OWN:
                 close = difflib.get_close_matches(name, _SPELLING, n=1, cutoff=0.8)
                 if close:
@@ -182,6 +218,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         )
     starting = _bound(given, "startingOffsets", "startingTimestamp")
     ending = _bound(given, "endingOffsets", "endingTimestamp")
+    _check_bounds(starting, ending)
     mode = given.parsed("mode", lambda value: {name: name for name in MODES}[value.upper()], " or ".join(MODES))
     return ReadOptions(
         connection=_connection(given),
@@ -198,15 +235,31 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         records_per_trigger=given.parsed("maxRecordsPerTrigger", _some, "a whole number, 1 or more"),
         partition_bytes=given.parsed("maxPartitionBytes", _some_bytes, "a size such as 128m, more than nothing")
         or 64 << 20,
+        partition_by=given.parsed(
+            "partitionBy",
+            lambda value: {"stream": BY_STREAM, "position": BY_POSITION}[value.lower()],
+            "stream or position",
+        )
+        or BY_STREAM,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         push_filters=given.flag("pushFilters", False),
     )
 
 
-def write_options(options: Mapping[str, str]) -> WriteOptions:
+def write_options(options: Mapping[str, str], *, is_streaming: bool = False) -> WriteOptions:
     given = _Given(options)
     version = given.parsed("txnVersion", _whole, "a whole number from 0 to 2^53-1")
     app = given.text("txnAppId")
+    if version is not None and is_streaming:
+        raise SourceError(
+            f"the option 'txnVersion' ({version}) is for batch writes; a streaming query counts its micro-batches",
+            hint="leave it out",
+        )
+    if app is not None and version is None and not is_streaming:
+        raise SourceError(
+            f"the option 'txnAppId' ({app!r}) says who writes, and 'txnVersion' is missing: all writes would be one",
+            hint="give both, with a higher txnVersion for each write, or neither",
+        )
     if version is not None and app is None:
         raise SourceError(
             f"the option 'txnVersion' ({version}) counts the writes of an application, and 'txnAppId' is missing",
@@ -220,6 +273,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         order_by=given.names("orderBy"),
         transaction_app_id=app,
         transaction_version=version,
+        has_ledger=given.flag("txnLedger", True),
         append_bytes_max=given.parsed("maxAppendBytes", _some_bytes, "a size such as 4m, more than nothing") or 4 << 20,
         creates_streams=given.flag("createStreams", True),
     )
@@ -232,7 +286,10 @@ def _connection(given: _Given) -> Connection:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SourceError(f"the option 'url' is {url!r}", hint="write it as http://127.0.0.1:4437")
     timeout = given.parsed("serverTimeout", _seconds, "a duration such as 60s")
-    return Connection(url, given.text("token"), 60.0 if timeout is None else timeout)
+    cacert = given.text("cacert")
+    if cacert is not None and not Path(cacert).is_file():
+        raise SourceError(f"the option 'cacert' is {cacert!r}, and there is no such file", hint="name a PEM file")
+    return Connection(url, given.text("token"), 60.0 if timeout is None else timeout, cacert)
 
 
 def _cold(given: _Given) -> ColdRoot:
@@ -276,7 +333,27 @@ def _bound(given: _Given, offsets: str, timestamp: str) -> Bound | None:
         return bound
     if bound is not None:
         raise SourceError(f"the options {offsets!r} and {timestamp!r} exclude each other", hint="give one of them")
+    if 0 < at_ms < _MILLISECONDS_MIN:
+        raise SourceError(
+            f"the option {timestamp!r} is {at_ms}, which in milliseconds is in {1970 + at_ms // 31_556_952_000}",
+            hint=f"it takes milliseconds: {at_ms}000 if these are seconds",
+        )
     return Bound("time", {}, at_ms)
+
+
+def _check_bounds(starting: Bound | None, ending: Bound | None) -> None:
+    """A read whose end lies before its start would be empty without a word."""
+    if starting is None or ending is None or starting.kind != ending.kind:
+        return
+    for shard in starting.positions.keys() & ending.positions.keys():
+        first, last = starting.positions[shard], ending.positions[shard]
+        if first > last:
+            raise SourceError(f"the read starts at position {first} and ends before {last}", hint="swap them")
+    if starting.at_ms > ending.at_ms:
+        raise SourceError(
+            f"the read starts at {starting.at_ms} and ends before {ending.at_ms} (milliseconds since 1970)",
+            hint="swap them",
+        )
 
 
 def parse_bound(value: str) -> Bound:

@@ -24,6 +24,7 @@ from millstream.spark.options import Connection, ReadOptions
 from millstream.spark.server import Server
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
+from millstream.tiers.segments import SHARED
 
 # An offset beyond every message: nothing of a stream that "starts" here is alive.
 NOTHING_ALIVE: Final = 2**62
@@ -75,10 +76,17 @@ class RowRules:
         wanted = self.wanted
         columns = stored_columns(self.filters)
         terms = [term for term in (row_condition(self.filters),) if term is not None]
+        if first is not None and first.bucket == SHARED:
+            columns.add("bucket")
+            terms.append(compute.field("bucket").cast(arrow.string()) == self.bucket)
         if wanted.streams is not None:
             terms.append(compute.field("stream").isin(sorted(wanted.streams)))
         terms += [compute.starts_with(compute.field("stream"), prefix) for prefix in wanted.prefixes]
-        if wanted.streams is not None or wanted.prefixes:
+        if wanted.names.low:
+            terms.append(compute.field("stream") >= wanted.names.low)
+        if wanted.names.high is not None:
+            terms.append(compute.field("stream") < wanted.names.high)
+        if not wanted.is_of_all_names:
             columns.add("stream")
         lowest, highest = (first.first_position, first.last_position) if first is not None else (LOWEST, HIGHEST)
         if not wanted.position.holds(lowest, highest):

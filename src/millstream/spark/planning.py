@@ -88,11 +88,13 @@ def segment_pieces(
     chosen = [segment for segment in segments if wanted.has_segment(segment)]
     found: list[tuple[SegmentRef, Footer, list[int], set[int]]] = []
     for segment, footer in zip(chosen, reader.footers(chosen), strict=True):
-        groups = wanted.groups(segment, footer)
+        own = footer.of(bucket)
+        ours = {one.row_group for one in own.extents}
+        groups = [group for group in wanted.groups(segment, own) if group in ours]
         if groups:
             is_chosen = set(groups)
-            incarnations = {one.incarnation for one in footer.extents if one.row_group in is_chosen}
-            found.append((segment, footer, groups, incarnations))
+            incarnations = {one.incarnation for one in own.extents if one.row_group in is_chosen}
+            found.append((segment, own, groups, incarnations))
     asked = sorted(set().union(*(incarnations for _, _, _, incarnations in found)))
     alive = server.alive(bucket, asked)
     pieces = []

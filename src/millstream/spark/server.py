@@ -37,6 +37,7 @@ from millstream.client.retries import RetryPolicy
 from millstream.clock import Clock, SystemClock
 from millstream.protocol.content_types import OCTET_STREAM
 from millstream.protocol.keys import StreamKey
+from millstream.protocol.offsets import format_offset
 from millstream.spark.errors import SourceError
 from millstream.spark.options import Connection
 from millstream.streams.records import SegmentRef
@@ -95,6 +96,7 @@ class Server:
             token=connection.token,
             timeout=REQUEST_SECONDS,
             live_timeout=NEWS_SECONDS,
+            ssl_context=connection.trust(),
             clock=self._clock,
         )
         self._policy = _policy(connection.timeout_seconds)
@@ -168,6 +170,14 @@ class Server:
     def append(self, key: StreamKey, content_type: str, body: bytes, producer: Producer) -> Appended:
         """An append that may be repeated: whoever sent it first, the server takes it once."""
         return self._call(calls.append(_address(key).path, body, content_type, producer=producer))
+
+    def snapshot(self, key: StreamKey) -> bytes:
+        """A stream's snapshot; the client's errors where there is none."""
+        return self._call(calls.snapshot(_address(key), None)).data
+
+    def publish_snapshot(self, key: StreamKey, data: bytes, content_type: str) -> None:
+        """Make this the snapshot of a stream without messages."""
+        self._call(calls.publish_snapshot(_address(key), data, format_offset(0), content_type))
 
     def check_writing(self, key: StreamKey) -> None:
         """Whether there is leave to write to a stream, asked with an append of nothing, which is never accepted."""

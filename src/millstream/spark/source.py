@@ -50,6 +50,6 @@ class MillstreamSource(DataSource):
         return BatchWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        options = write_options(self.options)
+        options = write_options(self.options, is_streaming=True)
         check_target(options, schema, overwrite=overwrite)
         return StreamWriter(options, schema)

@@ -2,15 +2,18 @@
 
 An offset says for each shard the first position that was not read yet: `{"0": 1043}`. What a micro-batch reads and how
 it is split depends on its two offsets alone, never on what was flushed meanwhile: where the split lies is decided
-once, with the end offset, and written into it (`cuts`), so that a replayed micro-batch has the same partitions with
-the same rows in the same order. Exactly-once sinks rest on that.
+once, with the end offset, and written into it (`names` or `cuts`), so that a replayed micro-batch has the same
+partitions with the same rows in the same order. Exactly-once sinks rest on that.
+
+A large micro-batch is split by the streams' names, so that all messages of a stream are in one partition and whoever
+writes them on keeps their order; or, where order does not matter, by position.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, cast
 
@@ -26,12 +29,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from millstream.spark import planning
-from millstream.spark.admission import Admission, cuts_of
+from millstream.spark.admission import Admission, cuts_of, name_cuts_of
 from millstream.spark.cold_reader import ColdReader, settings_of
 from millstream.spark.columns import layout_of
 from millstream.spark.errors import SourceError
-from millstream.spark.filters import Span
-from millstream.spark.options import LATEST, Bound, ReadOptions
+from millstream.spark.filters import NameRange, Span
+from millstream.spark.options import BY_STREAM, LATEST, Bound, ReadOptions
 from millstream.spark.pieces import FeedPiece, RowRules, batches_of, feed_tables, segment_tables
 from millstream.spark.server import Cold, Server, Shard
 from millstream.spark.times import position_at
@@ -40,17 +43,21 @@ from millstream.spark.worker import settle
 logger = logging.getLogger("millstream.spark")
 
 CUTS: Final = "cuts"
+NAMES: Final = "names"
+# A stream is read by one task, in whose memory its part of a micro-batch must fit.
+BYTES_PER_TRIGGER: Final = 1 << 30
 
 Offset = dict[str, Any]
 
 
 @dataclass
 class PositionRange(InputPartition):
-    """The messages of one shard from position `start` up to, and without, `end`."""
+    """The messages of one shard from position `start` up to, and without, `end`, of streams with these names."""
 
     shard: int
     start: int
     end: int
+    names: NameRange = NameRange()
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -86,6 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cold = server.cold(self._options.bucket, first - 1)
         ends: dict[int, int] = {}
         cuts: dict[str, str] = {}
+        names: dict[str, list[str]] = {}
         for shard in cold.shards:
             begin = start.get(str(shard.shard), shard.earliest + 1)
             begin = self._kept(shard, begin, "the checkpoint")
@@ -96,8 +104,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = begin
             if end > begin:
                 end = self._admission.limit(server, cold, shard, begin, end, limit)
-                places = cuts_of(shard, begin, end, self._options.partition_bytes)
-                if places:
+                if self._options.partition_by == BY_STREAM:
+                    if found := self._name_cuts(cold, shard, begin, end):
+                        names[str(shard.shard)] = found
+                elif places := cuts_of(shard, begin, end, self._options.partition_bytes):
                     cuts[str(shard.shard)] = ",".join(map(str, places))
             ends[shard.shard] = end
         if all(start.get(str(shard)) == end for shard, end in ends.items()):
@@ -105,7 +115,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._await_news(server, cold, ends)
             return start
         latest: Offset = {str(shard): end for shard, end in ends.items()}
-        return latest | ({CUTS: cuts} if cuts else {})
+        return latest | ({CUTS: cuts} if cuts else {}) | ({NAMES: names} if names else {})
+
+    def _name_cuts(self, cold: Cold, shard: Shard, begin: int, end: int) -> list[str]:
+        """Names that split what the segments have between two positions; the feed's share goes along with them."""
+        options = self._options
+        settings = settings_of(cold.store, options.cold)
+        segments = [one for one in shard.refs() if one.last_position >= begin and one.first_position < end]
+        if settings is None or sum(one.payload_bytes for one in segments) <= options.partition_bytes:
+            return []
+        wanted = planning.asked_for(options)
+        footers = ColdReader(settings).footers(segments)
+        extents = [one for footer in footers for one in footer.of(options.bucket).extents if wanted.has_extent(one)]
+        return name_cuts_of(extents, options.partition_bytes)
 
     def _kept(self, shard: Shard, start: int, whose: str) -> int:
         """A position the server still has everything from; what is missing is an error, or a warning."""
@@ -154,6 +176,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.records_per_trigger)
         if self._options.bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.bytes_per_trigger)
+        if self._options.partition_by == BY_STREAM:
+            return ReadMaxBytes(BYTES_PER_TRIGGER)
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:
@@ -170,7 +194,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = start.get(str(shard), position)
             places = [int(one) for one in end.get(CUTS, {}).get(str(shard), "").split(",") if one]
             edges = [begin, *(one for one in places if begin < one < position), position]
-            ranges += [PositionRange(shard, low, high) for low, high in pairwise(edges) if low < high]
+            names = ["", *end.get(NAMES, {}).get(str(shard), []), None]
+            ranges += [
+                PositionRange(shard, low, high, NameRange(first or "", last))
+                for low, high in pairwise(edges)
+                if low < high
+                for first, last in pairwise(names)
+            ]
         return ranges
 
     def stop(self) -> None:
@@ -205,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             cold = server.cold(options.bucket, part.start - 1)
             shard = next(one for one in cold.shards if one.shard == part.shard)
-            wanted = planning.positioned(wanted, Span(part.start, part.end - 1))
+            wanted = replace(planning.positioned(wanted, Span(part.start, part.end - 1)), names=part.names)
             rules = RowRules(options.bucket, wanted, ())
             settings = settings_of(cold.store, options.cold)
             flushed = shard.earliest if settings is None else shard.flushed
@@ -231,4 +261,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _positions(offset: Offset) -> list[tuple[int, int]]:
-    return sorted((int(shard), position) for shard, position in offset.items() if shard != CUTS)
+    return sorted((int(shard), position) for shard, position in offset.items() if shard not in (CUTS, NAMES))

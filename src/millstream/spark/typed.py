@@ -103,7 +103,10 @@ def _arrow_can(kind: DataType) -> bool:
 def _parse_at_once(payloads: arrow.Array, layout: Layout) -> list[arrow.Array] | None:
     if not len(payloads):
         return [arrow.array([], layout.arrow_schema.field(field.name).type) for field in layout.typed.fields]
-    lines = _lines(payloads)
+    # Arrow's reader crashes the process if the first record is `null`, so an empty object goes before it.
+    lines = b"{}\n" + _lines(payloads)
+    if not _is_text(lines):
+        return None  # Arrow would hand on as text what is none
     schema = arrow.schema([layout.arrow_schema.field(field.name) for field in layout.typed.fields])
     parsing = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     reading = arrow_json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
@@ -111,9 +114,19 @@ def _parse_at_once(payloads: arrow.Array, layout: Layout) -> list[arrow.Array] |
         table = arrow_json.read_json(arrow.BufferReader(lines), reading, parsing)
     except arrow.ArrowInvalid:
         return None
-    if table.num_rows != len(payloads):
+    if table.num_rows != len(payloads) + 1:
         return None
-    return [_one(table.column(field.name)) for field in layout.typed.fields]
+    return [_one(table.column(field.name)).slice(1) for field in layout.typed.fields]
+
+
+def _is_text(lines: bytes) -> bool:
+    if lines.isascii():
+        return True
+    try:
+        lines.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _lines(payloads: arrow.Array) -> bytes:
@@ -140,21 +153,35 @@ def _parse_each(payloads: arrow.Array, content_types: list[str], layout: Layout)
             try:
                 found = record.get(name) if record is not None else None
                 value = read(found) if found is not None else None
-            except (Malformed, ValueError, TypeError, OverflowError, InvalidOperation):
+            except (Malformed, ValueError, TypeError, OverflowError, InvalidOperation, RecursionError):
                 is_good = False
             column.append(value)
         fits.append(is_good)
     arrays = [
-        arrow.array(column, type=layout.arrow_schema.field(name).type)
+        _array(column, layout.arrow_schema.field(name).type, fits)
         for column, (name, _) in zip(columns, readers, strict=True)
     ]
     return Typed(arrays, None if all(fits) else arrow.array(fits, arrow.bool_()))
 
 
+def _array(values: list[Any], kind: arrow.DataType, fits: list[bool]) -> arrow.Array:
+    """The values as a column. What Arrow cannot hold (half a surrogate pair, a time out of range) is null."""
+    try:
+        return arrow.array(values, type=kind)
+    except (arrow.ArrowException, ValueError, TypeError, OverflowError):
+        pass
+    for row, value in enumerate(values):
+        try:
+            arrow.array([value], type=kind)
+        except (arrow.ArrowException, ValueError, TypeError, OverflowError):
+            values[row], fits[row] = None, False
+    return arrow.array(values, type=kind)
+
+
 def _object(payload: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if found is None:
         return {}  # nothing but nulls, as Spark has it

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as arrow
 from pyspark import TaskContext
@@ -29,10 +29,13 @@ from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import PRODUCER_ID_BYTES_MAX
 from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
+from millstream.spark.ledger import is_committed, ledger_of
 from millstream.spark.options import ARRIVAL, WriteOptions
 from millstream.spark.server import Server
 from millstream.spark.spool import Spool
 from millstream.spark.worker import settle
+
+T = TypeVar("T")
 
 SENDERS: Final = 8
 GROUPS_WAITING: Final = 64
@@ -174,15 +177,37 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write`: one epoch. Attempts of the same job share its producers; another run of it is another job, unless
-    `txnAppId` and `txnVersion` say that it is the same."""
+    `txnAppId` and `txnVersion` say that it is the same. What the ledger has is not written again."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._sink = options.transaction_app_id or f"job-{SystemClock().random_bytes(8).hex()}"
         self._epoch = options.transaction_version or 0
+        self._is_committed = self._at_server(is_committed)
 
     def write(self, iterator: Iterator[arrow.RecordBatch]) -> Written:
+        if self._is_committed:
+            return Written(0, 0, 0)
         return self._write(iterator, self._sink, self._epoch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done: from now on, a run with other partitions writes nothing either."""
+        if not self._is_committed:
+            self._at_server(_note)
+
+    def _at_server(self, ask: Callable[[Server, WriteOptions], T]) -> T:
+        server = Server(self._options.connection)
+        try:
+            return ask(server, self._options)
+        finally:
+            server.close()
+
+
+def _note(server: Server, options: WriteOptions) -> None:
+    ledger = ledger_of(server, options)
+    if ledger is not None:
+        assert options.transaction_version is not None
+        ledger.commit(options.transaction_version)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -7,6 +7,7 @@ flight there, so their checks need no second view.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from millstream.errors import (
@@ -17,14 +18,15 @@ from millstream.errors import (
     PreconditionFailed,
     StreamClosed,
 )
-from millstream.protocol.content_types import OCTET_STREAM, media_type
+from millstream.protocol.content_types import JSON, OCTET_STREAM, media_type
 from millstream.protocol.etags import state_matches
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.json_messages import split_messages
 from millstream.protocol.offsets import OFFSET_MAX, format_offset
 from millstream.protocol.producers import ProducerState, is_duplicate
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
-from millstream.streams.namespace import Namespace
+from millstream.streams.limits import StreamLimits
+from millstream.streams.namespace import Namespace, StateSource
 from millstream.streams.records import (
     Appended,
     BucketCreated,
@@ -44,6 +46,10 @@ class ForkResolver(Protocol):
 
 
 class Checks(Namespace):
+    def __init__(self, source: StateSource, limits: StreamLimits, expiry_ms: Callable[[], int]) -> None:
+        super().__init__(source, limits, expiry_ms)
+        self.limits = limits
+
     def check_append(
         self, stream: Stream, command: AppendMessages, now_ms: int
     ) -> tuple[Appended | None, AppendOutcome]:
@@ -54,10 +60,10 @@ class Checks(Namespace):
         view = stream.ahead or stream
         claim = command.producer
         if view.closed:
-            return None, self._repeated_close(stream, view, command)
+            return None, self._repeated_close(stream, view, command, now_ms)
         messages = self._messages(stream, command) if command.body else []
         if claim is not None:
-            state = stream.producer(claim.id)
+            state = self.producer(stream, claim.id, now_ms)
             if is_duplicate(state, claim):
                 assert state is not None
                 return None, AppendOutcome(stream.incarnation, view.tail, view.closed, False, claim.epoch, state.seq)
@@ -67,12 +73,14 @@ class Checks(Namespace):
             raise Conflict(f"Stream-Seq {command.seq!r} is not greater than {view.seq!r}", code="sequence_conflict")
         tail = view.tail
         record = Appended(stream.incarnation, tail, now_ms, messages, command.close, command.seq, claim)
-        for message in messages:
-            tail += len(message)
+        tail += sum(map(len, messages))
         if tail > OFFSET_MAX:
             raise Conflict(f"stream {stream.key} has reached its greatest offset", code="stream_full")
         if claim is None:
             return record, AppendOutcome(stream.incarnation, tail, command.close, True)
+        if state is None:
+            in_flight = len(stream.ahead.producers) if stream.ahead is not None else 0
+            self.producers.check_room(stream.incarnation, claim.id, in_flight)
         return record, AppendOutcome(stream.incarnation, tail, command.close, bool(messages), claim.epoch, claim.seq)
 
     def _messages(self, stream: Stream, command: AppendMessages) -> list[bytes]:
@@ -82,15 +90,18 @@ class Checks(Namespace):
             raise Conflict(
                 f"the stream holds {stream.content_type}, the request {command.content_type}",
                 code="content_type_mismatch",
+                hint=f"send Content-Type: {stream.content_type}",
             )
         if not stream.is_json:
             return [command.body]
-        messages = split_messages(command.body)
+        messages = self._split(command)
         if not messages:
             raise InvalidRequest("an append of an empty JSON array has no messages", code="empty_append")
         return messages
 
-    def _repeated_close(self, stream: Stream, view: Stream | Ahead, command: AppendMessages) -> AppendOutcome:
+    def _repeated_close(
+        self, stream: Stream, view: Stream | Ahead, command: AppendMessages, now_ms: int
+    ) -> AppendOutcome:
         """A request to a closed stream succeeds only if it repeats a close (§5.2, §5.2.1)."""
         claim = command.producer
         if claim is None:
@@ -99,7 +110,7 @@ class Checks(Namespace):
         elif claim == view.closed_by:
             return AppendOutcome(stream.incarnation, view.tail, True, False, claim.epoch, claim.seq)
         else:
-            state = stream.producer(claim.id)
+            state = self.producer(stream, claim.id, now_ms)
             if state is not None and claim.epoch < state.epoch:
                 is_duplicate(state, claim)  # raises: a fenced producer learns that first
         raise StreamClosed(f"stream {stream.key} is closed", tail=view.tail)
@@ -119,7 +130,9 @@ class Checks(Namespace):
         if record.producer is not None:
             if not ahead.producers:
                 ahead.producers = {}
-            ahead.producers[record.producer.id] = ProducerState(record.producer.epoch, record.producer.seq)
+            ahead.producers[record.producer.id] = ProducerState(
+                record.producer.epoch, record.producer.seq, record.at_ms
+            )
 
     def check_precondition(self, stream: Stream, if_match: str) -> None:
         view = stream.ahead or stream
@@ -141,12 +154,12 @@ class Checks(Namespace):
             self.bucket(command.key.bucket)
         existing = self.find(command.key)
         if existing is not None:
-            if existing.soft_deleted or (existing.forks and existing.is_expired(now_ms)):
+            if existing.soft_deleted or (existing.forks and self.is_expired(existing, now_ms)):
                 raise Conflict(
                     f"stream {command.key} was deleted but has forks; its name is free when they are gone",
                     code="stream_has_forks",
                 )
-            if not existing.is_expired(now_ms):
+            if not self.is_expired(existing, now_ms):
                 if command.only_if_absent:
                     raise PreconditionFailed(f"stream {command.key} exists already")
                 if command.if_match is not None:
@@ -176,7 +189,7 @@ class Checks(Namespace):
             content_type = content_type or source.content_type
             expiry = self._inherited_expiry(expiry, source)
         content_type = content_type or OCTET_STREAM
-        messages = prefix + self._initial_messages(content_type, command.body)
+        messages = prefix + self._initial_messages(content_type, command)
         records.append(
             StreamCreated(
                 command.key.bucket,
@@ -230,24 +243,49 @@ class Checks(Namespace):
             )
         return BucketDeleted(name, now_ms)
 
-    @staticmethod
-    def _initial_messages(content_type: str, body: bytes) -> list[bytes]:
-        if not body:
+    def _initial_messages(self, content_type: str, command: CreateStream) -> list[bytes]:
+        if not command.body:
             return []
-        return split_messages(body) if media_type(content_type) == "application/json" else [body]
+        return self._split(command) if media_type(content_type) == JSON else [command.body]
+
+    def _split(self, command: AppendMessages | CreateStream) -> list[bytes]:
+        """The messages of a JSON body, or what is wrong with it; a large one was looked at before."""
+        split = command.split
+        if split is None:
+            return split_messages(command.body, self.limits.append_messages_max)
+        if isinstance(split, InvalidRequest):
+            raise split
+        return split
 
     def _fork_source(self, fork: ForkRequest, content_type: str | None, now_ms: int) -> Stream:
         source = self.find(fork.source)
-        if source is None or (source.is_expired(now_ms) and not source.forks):
+        is_expired = source is not None and self.is_expired(source, now_ms)
+        if source is None or (is_expired and not source.forks):
             raise NotFound(f"the source {fork.source} of the fork does not exist", code="fork_source_not_found")
-        if source.soft_deleted or source.is_expired(now_ms):
+        if source.soft_deleted or is_expired:
             raise Conflict(f"the source {fork.source} of the fork was deleted", code="fork_source_deleted")
         if content_type is not None and media_type(content_type) != source.media_type:
             raise Conflict(
                 f"the fork asks for {content_type}, its source holds {source.content_type}",
                 code="content_type_mismatch",
             )
+        self._check_depth(source)
         return source
+
+    def _check_depth(self, source: Stream) -> None:
+        """Refuse a fork whose bytes would be found only at the end of a long chain of sources."""
+        stream = source
+        for _ in range(self.limits.fork_depth_max):
+            below = self.peek(stream.fork.source) if stream.fork is not None else None
+            if below is None:
+                return
+            stream = below
+        raise Conflict(
+            f"stream {source.key} is itself a fork of a fork, {self.limits.fork_depth_max} deep; deeper is not allowed",
+            code="fork_too_deep",
+            hint="fork a stream nearer to the first source, or copy the messages into a new stream;"
+            " streams.fork_depth_max is the limit",
+        )
 
     @staticmethod
     def _inherited_snapshot(source: Stream, offset: int) -> SnapshotRef | None:

@@ -6,9 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from millstream.errors import InvalidRequest
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
+
+Split = list[bytes] | InvalidRequest
+"""The messages of a JSON body that was split before its command is judged; or what is wrong with it."""
 
 
 class ForkRequest(NamedTuple):
@@ -31,6 +35,7 @@ class CreateStream(NamedTuple):
     if_match: str | None = None
     only_if_absent: bool = False
     bucket_required: bool = False
+    split: Split | None = None
 
 
 class AppendMessages(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +48,7 @@ class AppendMessages(msgspec.Struct, frozen=True, gc=False):
     seq: str | None = None
     producer: ProducerClaim | None = None
     if_match: str | None = None
+    split: Split | None = None
 
 
 class Created(NamedTuple):

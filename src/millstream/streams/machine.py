@@ -7,11 +7,14 @@ kept here: state knows where messages lie, the tiers know what they say.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
+from millstream.errors import Corrupt
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
-from millstream.protocol.producers import ProducerState
+from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.checks import Checks
+from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.namespace import StateSource
 from millstream.streams.records import (
     AnyRecord,
@@ -23,6 +26,7 @@ from millstream.streams.records import (
     SegmentSealed,
     SegmentsReplaced,
     SnapshotPublished,
+    StoreClaimed,
     StreamCreated,
     StreamDeleted,
     StreamsTouched,
@@ -34,12 +38,26 @@ from millstream.streams.records import (
 from millstream.streams.state import Bucket, Stream
 from millstream.streams.subscriptions import Subscriptions
 
+# Later than anything: who has only one clock goes by that alone.
+FOREVER_MS: Final = 1 << 62
+
 
 class StateMachine(Checks):
-    def __init__(self, source: StateSource) -> None:
-        super().__init__(source)
+    """`expiry_ms` is the time by which streams expire, if that is not simply the present one."""
+
+    def __init__(
+        self,
+        source: StateSource,
+        limits: StreamLimits = DEFAULT_LIMITS,
+        expiry_ms: Callable[[], int] = lambda: FOREVER_MS,
+    ) -> None:
+        super().__init__(source, limits, expiry_ms)
         self.subscriptions = Subscriptions()
         self.secrets: SecretsCreated | None = None
+        # The last claim of the object store that this log was part of.
+        self.store_claim: StoreClaimed | None = None
+        # Where this log went on although the store could not be asked whose it is; None once it was asked.
+        self.store_unasked_at: int | None = None
         # What the records applied last have let go: the shard frees the bytes at once. Blobs go after the next
         # flush: until then the object store alone would still restore a state that refers to them.
         self.purged: list[Stream] = []
@@ -50,6 +68,8 @@ class StateMachine(Checks):
         # Compactions the catalog does not reflect yet.
         self.replaced: list[SegmentsReplaced] = []
         self.records_applied = 0
+        # Whether a record that was set aside is missing among those applied.
+        self.has_gaps = False
         self._effects: dict[type[AnyRecord], Callable[..., Stream | None]] = {
             Appended: self._appended,
             StreamCreated: self._stream_created,
@@ -64,6 +84,7 @@ class StateMachine(Checks):
             SnapshotPublished: self._snapshot_published,
             SegmentSealed: self._segment_sealed,
             LeaderStarted: self._leader_started,
+            StoreClaimed: self._store_claimed,
             SegmentsReplaced: self._segments_replaced,
             StreamTrimmed: self._stream_trimmed,
         }
@@ -88,13 +109,13 @@ class StateMachine(Checks):
         if stream is None:
             return None  # purged by an earlier record while this one was in flight
         at_ms = record.at_ms
-        if record.close or record.seq is not None or record.producer is not None or at_ms < stream.last_access_ms:
+        if record.close or record.seq is not None or not record.messages or at_ms < stream.last_access_ms:
             self._change(stream)
         else:
             self._grow(stream)
-        assert record.offset == stream.tail, "an append must start at the tail"
-        for message in record.messages:
-            stream.tail += len(message)
+        if record.offset != stream.tail:
+            self._leave_gap(stream, record.offset)
+        stream.tail += sum(map(len, record.messages))
         stream.last_write_at_ms = at_ms
         if at_ms > stream.last_access_ms:
             stream.last_access_ms = at_ms
@@ -104,78 +125,110 @@ class StateMachine(Checks):
         if record.seq is not None:
             stream.seq = record.seq
         if record.producer is not None:
-            self._remember_producer(stream, record.producer.id, record.producer.epoch, record.producer.seq)
+            self._remember_producer(stream, record.producer, at_ms)
         ahead = stream.ahead
         if ahead is not None and ahead.position <= position:
             stream.ahead = None
         return stream
 
+    def pass_over(self) -> None:
+        """A record was set aside: what comes behind it was checked on top of it, and is applied all the same."""
+        self.has_gaps = True
+
     @staticmethod
-    def _remember_producer(stream: Stream, producer_id: str, epoch: int, seq: int) -> None:
-        if not stream.producers:
-            stream.producers = {}
-        stream.producers[producer_id] = ProducerState(epoch, seq)
+    def _leave_gap(stream: Stream, offset: int) -> None:
+        """What comes after an append that was set aside keeps its offset; readers find nothing in between."""
+        if offset < stream.tail:
+            raise Corrupt(f"an append at offset {offset} of stream {stream.key}, whose tail is {stream.tail}")
+        stream.tail = offset
+
+    def _remember_producer(self, stream: Stream, claim: ProducerClaim, at_ms: int) -> None:
+        self.producers.put(stream.incarnation, claim.id, ProducerState(claim.epoch, claim.seq, at_ms))
 
     def _stream_created(self, record: StreamCreated, position: int) -> Stream:
         key = StreamKey(record.bucket, record.stream)
         expiry = Expiry(record.ttl_seconds, record.expires_at, record.expires_at_ms)
         stream = Stream.created(position, key, record.content_type, record.at_ms, expiry, record.fork)
-        for message in record.messages:
-            stream.tail += len(message)
+        stream.tail += sum(map(len, record.messages))
         stream.closed = record.closed
         stream.seq = record.seq
         stream.earliest = record.earliest
         stream.snapshot = record.snapshot
         if record.producer is not None:
-            self._remember_producer(stream, record.producer.id, record.producer.epoch, record.producer.seq)
+            self._remember_producer(stream, record.producer, record.at_ms)
             stream.closed_by = record.producer if record.closed else None
         if record.fork is not None:
             source = self.by_incarnation(record.fork.source)
             if source is not None:
                 self._change(source)
                 source.forks += 1
+        if self.has_gaps:
+            self._give_up_name(key)
         bucket = self.buckets.get(record.bucket)
         if bucket is None:  # implicit on /v1/stream
-            bucket = self.buckets[record.bucket] = Bucket(record.bucket, record.at_ms)
+            bucket = self.buckets[record.bucket] = Bucket(record.bucket, record.at_ms, is_implicit=True)
         bucket.streams += 1
         self._admit(stream)
         self._change(stream)
         return stream
 
+    def _give_up_name(self, key: StreamKey) -> None:
+        """The record that ended this name's stream was set aside; its successor says that it was there."""
+        older = self.find(key)
+        if older is not None and not older.soft_deleted:
+            self._end(older)
+
     def _stream_deleted(self, record: StreamDeleted, position: int) -> Stream | None:
         stream = self.by_incarnation(record.stream)
         if stream is None or stream.soft_deleted:
             return None
+        self._end(stream)
+        return stream
+
+    def _end(self, stream: Stream) -> None:
         self._change(stream)
         stream.deleted = True
         if stream.forks:
             stream.soft_deleted = True
         else:
             self._purge(stream)
-        return stream
 
     def _purge(self, stream: Stream) -> None:
-        """Forget a stream for good, and its source with it if this was what kept the source's bytes."""
+        """Forget a stream for good, then its source if this was what kept the source's bytes, and so on down the chain.
+
+        In a loop: a data directory may hold chains that are longer than the interpreter's stack.
+        """
+        last: Stream | None = stream
+        while last is not None:
+            self._forget(last)
+            last = self._released_source(last)
+
+    def _forget(self, stream: Stream) -> None:
         stream.deleted = True
         self.dirty.pop(stream.incarnation, None)
         self._by_incarnation.pop(stream.incarnation, None)
         if self._by_key.get(stream.key) is stream:
             del self._by_key[stream.key]
         self.removed[stream.incarnation] = stream.key
+        self.producers.drop(stream.incarnation)
         bucket = self.buckets.get(stream.key.bucket)
         if bucket is not None:
             bucket.streams -= 1
+            if bucket.is_implicit and not bucket.streams:
+                del self.buckets[bucket.name]
         self.purged.append(stream)
         if stream.snapshot is not None:
             self.freed_blobs.append(stream.snapshot.blob)
         self.subscriptions.stream_purged(stream.key.v1_path)
-        if stream.fork is not None:
-            source = self.by_incarnation(stream.fork.source)
-            if source is not None:
-                self._change(source)
-                source.forks -= 1
-                if source.soft_deleted and not source.forks:
-                    self._purge(source)
+
+    def _released_source(self, fork: Stream) -> Stream | None:
+        """The source of a fork that is gone, if nothing else keeps the source's bytes."""
+        source = self.by_incarnation(fork.fork.source) if fork.fork is not None else None
+        if source is None:
+            return None
+        self._change(source)
+        source.forks -= 1
+        return source if source.soft_deleted and not source.forks else None
 
     def _snapshot_published(self, record: SnapshotPublished, position: int) -> Stream | None:
         stream = self.by_incarnation(record.stream)
@@ -219,6 +272,14 @@ class StateMachine(Checks):
 
     def _leader_started(self, record: LeaderStarted, position: int) -> None:
         self.records_applied -= 1  # it fences the log and changes no state
+
+    def _store_claimed(self, record: StoreClaimed, position: int) -> None:
+        if self.store_claim is None or record.claim != self.store_claim.claim:
+            self.store_unasked_at = None
+        elif self.store_unasked_at is None:
+            self.store_unasked_at = position
+        self.store_claim = record
+        self.records_applied -= 1  # no reason to flush; the log keeps it until something else is one
 
     def _segments_replaced(self, record: SegmentsReplaced, position: int) -> None:
         self.replaced.append(record)

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from millstream.errors import Gone, NotFound
 from millstream.protocol.keys import StreamKey
+from millstream.protocol.producers import ProducerState
+from millstream.streams.limits import StreamLimits
+from millstream.streams.producers import Producers
 from millstream.streams.state import Bucket, Stream
 
 
@@ -21,13 +24,19 @@ class StateSource(Protocol):
 
     def load_incarnation(self, incarnation: int) -> Stream | None: ...
 
+    def load_producer(self, incarnation: int, producer_id: str) -> ProducerState | None: ...
+
+    def producer_count(self, incarnation: int) -> int: ...
+
 
 class Namespace:
-    def __init__(self, source: StateSource) -> None:
+    def __init__(self, source: StateSource, limits: StreamLimits, expiry_ms: Callable[[], int]) -> None:
         self._source = source
+        self._expiry_ms = expiry_ms
         self._by_key: dict[StreamKey, Stream] = {}
         self._by_incarnation: dict[int, Stream] = {}
         self.buckets: dict[str, Bucket] = {}
+        self.producers = Producers(source, limits)
         # Changes since the last checkpoint, but for streams that only grew: whoever writes checkpoints learns that from
         # their messages. `freezing` are those of a checkpoint being taken.
         self.dirty: dict[int, Stream] = {}
@@ -53,11 +62,26 @@ class Namespace:
         if stream is None:
             self.bucket(key.bucket)
             raise NotFound(f"stream {key} does not exist")
-        if stream.soft_deleted or (stream.forks and stream.is_expired(now_ms)):
+        if stream.soft_deleted or (stream.forks and self.is_expired(stream, now_ms)):
             raise Gone(f"stream {key} was deleted; its bytes remain for its forks only")
-        if stream.is_expired(now_ms):
+        if self.is_expired(stream, now_ms):
             raise NotFound(f"stream {key} has expired", code="stream_expired")
         return stream
+
+    def producer(self, stream: Stream, producer_id: str, now_ms: int) -> ProducerState | None:
+        """What is known of a stream's producer, appends in flight included."""
+        if stream.ahead is not None:
+            state = stream.ahead.producers.get(producer_id)
+            if state is not None:
+                return state
+        state = self.producers.get(stream.incarnation, producer_id)
+        if state is None or not self.producers.is_expired(state, now_ms):
+            return state
+        return None if self.producers.is_expired(state, self._expiry_ms()) else state  # as with streams
+
+    def is_expired(self, stream: Stream, now_ms: int) -> bool:
+        """Whether a stream's time is over, also by the clock that does not jump ahead, which is asked only then."""
+        return stream.is_expired(now_ms) and stream.is_expired(self._expiry_ms())
 
     def resident(self) -> Iterator[Stream]:
         return iter(self._by_incarnation.values())
@@ -71,6 +95,13 @@ class Namespace:
         if stream is not None or incarnation in self.removed or incarnation in self.removing:
             return stream
         return self._source.load_incarnation(incarnation)
+
+    def peek_key(self, key: StreamKey) -> Stream | None:
+        """The same as `find` for whoever only looks."""
+        stream = self._by_key.get(key) or self._source.load_key(key)
+        if stream is None or stream.incarnation in self.removed or stream.incarnation in self.removing:
+            return None
+        return stream
 
     def unsaved(self) -> Iterator[Stream]:
         """Streams that changed since the catalog was last written, and did not only grow; some may not be in it."""

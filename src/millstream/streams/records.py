@@ -112,11 +112,14 @@ class SecretsCreated(Record, frozen=True, tag=7):
 
 
 class Wake(msgspec.Struct, array_like=True, frozen=True):
-    """A wake in progress: who may work until when, and the tails it was issued for."""
+    """A wake in progress: who may work until when.
+
+    `tails` is empty since what a wake tells of is decided when it is told; in older logs it has a tail for each link.
+    """
 
     wake_id: str
     lease_until_ms: int
-    tails: dict[str, int]
+    tails: dict[str, int] = {}
     holder: str | None = None
 
 
@@ -133,13 +136,19 @@ class SubscriptionConfig(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SubscriptionCreated(Record, frozen=True, tag=8):
-    """`links` maps each linked path to (link types, acknowledged offset); an offset of -1 acknowledges nothing."""
+    """`links` maps each linked path to (link types, acknowledged offset); an offset of -1 acknowledges nothing.
+
+    If there are many links this has the first of them, and is not `complete`: `SubscriptionChanged` records bring the
+    others, and the last of those `completes` it. One that a crash left incomplete is deleted.
+    """
 
     id: str
     at_ms: int
     base_url: str
     config: SubscriptionConfig
     links: dict[str, tuple[list[str], int]]
+    owner: str = ""
+    complete: bool = True
 
 
 class SubscriptionDeleted(Record, frozen=True, tag=9):
@@ -159,6 +168,8 @@ class SubscriptionChanged(Record, frozen=True, tag=10):
     linked: dict[str, tuple[list[str], int]] = {}
     unlinked: list[str] = []
     acked: dict[str, int] = {}
+    completes: bool = False
+    last_error: str | None = None
 
 
 class SnapshotPublished(Record, frozen=True, tag=11):
@@ -222,6 +233,19 @@ class LeaderStarted(Record, frozen=True, tag=20):
     at_ms: int
 
 
+class StoreClaimed(Record, frozen=True, tag=21):
+    """Whoever writes this log is about to own its part of the object store, by this epoch. See `tiers/owners.py`.
+
+    The last one again, with the same claim, says that the log goes on from here without the store having been asked.
+    """
+
+    store: str
+    epoch: int
+    since: int
+    claim: str
+    at_ms: int
+
+
 AnyRecord = (
     BucketCreated
     | BucketDeleted
@@ -238,10 +262,12 @@ AnyRecord = (
     | SegmentsReplaced
     | StreamTrimmed
     | LeaderStarted
+    | StoreClaimed
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _BATCH_DECODER: Final = msgspec.msgpack.Decoder(list[AnyRecord])
+_DECODER: Final = msgspec.msgpack.Decoder(AnyRecord)
 _ARRAY32: Final = struct.Struct(">BI")
 
 encode_record = _ENCODER.encode
@@ -264,8 +290,20 @@ def encode_batch(encoded_records: Sequence[bytes]) -> bytes:
 def decode_batch(payload: bytes) -> list[AnyRecord]:
     try:
         return _BATCH_DECODER.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(
-            f"a log batch holds a record this version cannot read: {error}",
-            hint="the data was written by a newer millstream, or is damaged",
-        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
+
+
+def decode_record(encoded: bytes) -> AnyRecord:
+    try:
+        record: AnyRecord = _DECODER.decode(encoded)
+        return record
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> Corrupt:
+    return Corrupt(
+        f"a log batch holds a record this version cannot read: {error}",
+        hint="the data was written by a newer millstream, or is damaged",
+    )

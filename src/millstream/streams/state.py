@@ -50,7 +50,6 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     closed: bool = False
     closed_by: ProducerClaim | None = None
     seq: str | None = None
-    producers: dict[str, ProducerState] = msgspec.field(default_factory=lambda: NO_PRODUCERS)
     # Offsets before `earliest` are no longer readable; a snapshot stands for what was there.
     earliest: int = 0
     snapshot: SnapshotRef | None = None
@@ -80,14 +79,6 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     def media_type(self) -> str:
         return media_type(self.content_type)
 
-    def producer(self, producer_id: str) -> ProducerState | None:
-        """The producer's state, appends in flight included."""
-        if self.ahead is not None:
-            state = self.ahead.producers.get(producer_id)
-            if state is not None:
-                return state
-        return self.producers.get(producer_id)
-
     def is_expired(self, now_ms: int) -> bool:
         if self.expiry is NEVER:
             return False
@@ -96,11 +87,15 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
 
 
 class Bucket:
-    """A namespace and how many streams it holds; soft-deleted ones count, for they still hold their names."""
+    """A namespace and how many streams it holds; soft-deleted ones count, for they still hold their names.
 
-    __slots__ = ("created_at_ms", "name", "streams")
+    One that came into being with its first stream goes with its last.
+    """
 
-    def __init__(self, name: str, created_at_ms: int, *, streams: int = 0) -> None:
+    __slots__ = ("created_at_ms", "is_implicit", "name", "streams")
+
+    def __init__(self, name: str, created_at_ms: int, *, streams: int = 0, is_implicit: bool = False) -> None:
+        self.is_implicit = is_implicit
         self.name = name
         self.created_at_ms = created_at_ms
         self.streams = streams

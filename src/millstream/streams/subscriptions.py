@@ -3,15 +3,21 @@
 This module keeps their state and says what follows from it; issuing wakes, timing leases and calling webhooks is
 the shard's and the server's part. A subscription is pending when some linked stream's tail lies beyond the offset
 acknowledged for it, and at most one wake is out at a time, fenced by `generation`.
+
+There may be very many links. Each is a number in a table by path, so that a checkpoint can encode them all at once, and
+`by_path` leads from a stream to its subscriptions without asking each. What is pending follows from links and tails: it
+is no part of the durable state, and whoever hands work out keeps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from millstream.errors import Conflict, InvalidRequest
-from millstream.protocol.globs import matches
+from millstream.protocol.globs import Patterns
 from millstream.protocol.offsets import BEGINNING_TOKEN, format_offset, parse_offset
 from millstream.streams.records import (
     SubscriptionChanged,
@@ -24,24 +30,68 @@ from millstream.streams.records import (
 LEASE_TTL_MS_DEFAULT: Final = 30_000
 LEASE_TTL_MS_RANGE: Final = (1_000, 600_000)
 STREAMS_MAX: Final = 10_000
+ACKS_MAX: Final = 2_000
 TEXT_BYTES_MAX: Final = 1024
 NOTHING_ACKED: Final = -1
+
+EXPLICIT: Final = "explicit"
+GLOB: Final = "glob"
+
+# What a link and a subscription take in memory, roughly; a subscription beside its texts.
+LINK_BYTES: Final = 400
+SUBSCRIPTION_BYTES: Final = 2_000
+
+TIDY_LINKS: Final = 1_000
 
 TailOf = Callable[[str], int]
 
 
-class Link:
+class Link(NamedTuple):
     """One stream of a subscription: how it came to be linked, and up to where it is done."""
 
-    __slots__ = ("acked", "types")
-
-    def __init__(self, types: Iterable[str], acked: int) -> None:
-        self.types = set(types)
-        self.acked = acked
+    acked: int
+    is_explicit: bool
+    is_glob: bool
 
     @property
     def type(self) -> str:
-        return "explicit" if "explicit" in self.types else "glob"
+        return EXPLICIT if self.is_explicit else GLOB
+
+    @property
+    def pending_beyond(self) -> int:
+        return max(self.acked, 0)
+
+
+class Links(Mapping[str, Link]):
+    """Links by path, each packed into a number: `(acked + 1) << 2 | is_explicit << 1 | is_glob`."""
+
+    def __init__(self, packed: dict[str, int] | None = None) -> None:
+        self.packed = packed if packed is not None else {}
+        self.explicit = {path for path, value in self.packed.items() if value & 2}
+
+    def __getitem__(self, path: str) -> Link:
+        value = self.packed[path]
+        return Link((value >> 2) - 1, bool(value & 2), bool(value & 1))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.packed
+
+    def put(self, path: str, link: Link) -> None:
+        self.packed[path] = (link.acked + 1) << 2 | link.is_explicit << 1 | link.is_glob
+        if link.is_explicit:
+            self.explicit.add(path)
+        else:
+            self.explicit.discard(path)
+
+    def drop(self, path: str) -> None:
+        del self.packed[path]
+        self.explicit.discard(path)
 
 
 class Subscription:
@@ -51,35 +101,52 @@ class Subscription:
         "created_at_ms",
         "generation",
         "id",
+        "is_complete",
+        "is_deleted",
+        "is_full",
+        "itself",
+        "last_error",
         "links",
         "next_attempt_ms",
+        "owner",
+        "pending",
         "retry_count",
         "wake",
     )
 
-    def __init__(self, subscription_id: str, created_at_ms: int, base_url: str, config: SubscriptionConfig) -> None:
+    def __init__(
+        self, subscription_id: str, created_at_ms: int, base_url: str, config: SubscriptionConfig, owner: str = ""
+    ) -> None:
         self.id = subscription_id
+        self.itself = (self,)
         self.created_at_ms = created_at_ms
         self.base_url = base_url
         self.config = config
-        self.links: dict[str, Link] = {}
+        self.owner = owner
+        self.links = Links()
         self.generation = 0
         self.wake: Wake | None = None
         self.retry_count = 0
         self.next_attempt_ms: int | None = None
+        self.last_error: str | None = None
+        # Whether the streams that existed when it was made are all linked: until then it is not there for anybody.
+        self.is_complete = True
+        self.is_deleted = False
+        # Not durable: streams with work and their tails, in the order in which they are handed out; and whether a
+        # stream could not be linked because there are too many.
+        self.pending: dict[str, int] = {}
+        self.is_full = False
 
     @property
     def is_webhook(self) -> bool:
         return self.config.type == "webhook"
 
-    def pending_streams(self, tail_of: TailOf) -> list[str]:
-        return [path for path, link in self.links.items() if tail_of(path) > max(link.acked, 0)]
-
-    def covers(self, path: str) -> bool:
-        """Whether appends to this path are this subscription's business; its own wake stream never is."""
-        if path == self.config.wake_stream:
-            return False
-        return path in self.links or (self.config.pattern is not None and matches(self.config.pattern, path))
+    def note(self, path: str, tail: int) -> None:
+        """A linked stream has this tail: it has work if that lies beyond what was acknowledged."""
+        if tail > self.links[path].pending_beyond:
+            self.pending[path] = tail
+        else:
+            self.pending.pop(path, None)
 
     def checked_acks(self, acks: object, tail_of: TailOf) -> dict[str, int]:
         """The offsets a worker acknowledges, or INVALID_OFFSET: they must move forward and not past the tail."""
@@ -87,6 +154,8 @@ class Subscription:
             return {}
         if not isinstance(acks, list):
             raise InvalidRequest("acks must be an array", code="INVALID_REQUEST")
+        if len(acks) > ACKS_MAX:
+            raise InvalidRequest(f"at most {ACKS_MAX} acks are allowed in one request", code="INVALID_REQUEST")
         checked: dict[str, int] = {}
         for ack in acks:
             path = ack.get("stream", ack.get("path")) if isinstance(ack, dict) else None
@@ -122,19 +191,64 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Subscription] = {}
+        self.by_path: dict[str, tuple[Subscription, ...]] = {}
+        self.patterns = Patterns()
+        self.owned: Counter[str] = Counter()
+        self.links = 0
+        # Deleted ones whose links are still in `by_path`: there may be very many, and they go some at a time.
+        self._leaving: list[Subscription] = []
+        # What all this takes in memory, roughly.
+        self.bytes = 0
 
-    def covering(self, path: str) -> list[Subscription]:
-        return [subscription for subscription in self.by_id.values() if subscription.covers(path)]
+    def restore(self, subscription: Subscription) -> None:
+        """Take in a subscription with its links, from a checkpoint."""
+        self._forget(subscription.id)
+        self.by_id[subscription.id] = subscription
+        self.owned[subscription.owner] += 1
+        self.bytes += _size(subscription)
+        if subscription.config.pattern is not None:
+            self.patterns.add(subscription.id, subscription.config.pattern)
+        for path in subscription.links:
+            self._index(subscription, path)
 
     def created(self, record: SubscriptionCreated) -> None:
-        subscription = Subscription(record.id, record.at_ms, record.base_url, record.config)
-        subscription.links = {path: Link(types, acked) for path, (types, acked) in record.links.items()}
-        self.by_id[record.id] = subscription
+        subscription = Subscription(record.id, record.at_ms, record.base_url, record.config, record.owner)
+        subscription.is_complete = record.complete
+        self.restore(subscription)
+        self._link(subscription, record.links)
 
     def deleted(self, record: SubscriptionDeleted) -> None:
-        self.by_id.pop(record.id, None)
+        self._forget(record.id)
+
+    def _forget(self, subscription_id: str) -> None:
+        subscription = self.by_id.pop(subscription_id, None)
+        if subscription is None:
+            return
+        self.owned[subscription.owner] -= 1
+        if not self.owned[subscription.owner]:
+            del self.owned[subscription.owner]
+        self.bytes -= _size(subscription)
+        if subscription.config.pattern is not None:
+            self.patterns.remove(subscription_id, subscription.config.pattern)
+        subscription.is_deleted = True
+        self._leaving.append(subscription)
+        self.tidy()
+
+    def tidy(self) -> bool:
+        """Forget some links of deleted subscriptions; says whether there are more."""
+        for _ in range(TIDY_LINKS):
+            if not self._leaving:
+                return False
+            subscription = self._leaving[-1]
+            if subscription.links.packed:
+                path, _ = subscription.links.packed.popitem()
+                self._unindex(subscription, path)
+            else:
+                self._leaving.pop()
+        return True
 
     def changed(self, record: SubscriptionChanged) -> None:
+        self.tidy()
         subscription = self.by_id.get(record.id)
         if subscription is None:
             return
@@ -142,30 +256,67 @@ class Subscriptions:
         subscription.wake = record.wake
         subscription.retry_count = record.retry_count
         subscription.next_attempt_ms = record.next_attempt_ms
+        subscription.last_error = record.last_error
+        subscription.is_complete = subscription.is_complete or record.completes
+        links = subscription.links
         for path in record.unlinked:
-            link = subscription.links.get(path)
+            link = links.get(path)
             if link is not None:
-                link.types.discard("explicit")
-                if not link.types:
-                    del subscription.links[path]
-        for path, (types, acked) in record.linked.items():
-            if path in subscription.links:
-                subscription.links[path].types.update(types)
-            else:
-                subscription.links[path] = Link(types, acked)
+                self._put(subscription, path, link._replace(is_explicit=False))
+        self._link(subscription, record.linked)
         for path, acked in record.acked.items():
-            if path in subscription.links:
-                subscription.links[path].acked = acked
+            link = links.get(path)
+            if link is not None:
+                links.put(path, link._replace(acked=acked))
 
     def stream_purged(self, path: str) -> None:
         """A stream is gone: glob links go with it, explicit ones wait for its successor from the start."""
-        for subscription in self.by_id.values():
+        for subscription in self.by_path.get(path, ()):
+            link = subscription.links[path]
+            subscription.pending.pop(path, None)
+            self._put(subscription, path, link._replace(is_glob=False, acked=NOTHING_ACKED))
+
+    def _link(self, subscription: Subscription, linked: Mapping[str, tuple[Iterable[str], int]]) -> None:
+        for path, (types, acked) in linked.items():
             link = subscription.links.get(path)
-            if link is not None:
-                link.types.discard("glob")
-                link.acked = NOTHING_ACKED
-                if not link.types:
-                    del subscription.links[path]
+            if link is None:
+                link = Link(acked, EXPLICIT in types, GLOB in types)
+                self._index(subscription, path)
+            else:
+                link = Link(link.acked, link.is_explicit or EXPLICIT in types, link.is_glob or GLOB in types)
+            subscription.links.put(path, link)
+
+    def _put(self, subscription: Subscription, path: str, link: Link) -> None:
+        """Change a link; one that is neither explicit nor a pattern's any more is none."""
+        if link.is_explicit or link.is_glob:
+            subscription.links.put(path, link)
+            return
+        subscription.links.drop(path)
+        subscription.pending.pop(path, None)
+        subscription.is_full = False
+        self._unindex(subscription, path)
+
+    def _index(self, subscription: Subscription, path: str) -> None:
+        others = self.by_path.get(path)
+        # Most streams have one subscription, and its streams share one tuple: very many would burden the collector.
+        self.by_path[path] = subscription.itself if others is None else (*others, subscription)
+        self.links += 1
+        self.bytes += LINK_BYTES
+
+    def _unindex(self, subscription: Subscription, path: str) -> None:
+        others = tuple(one for one in self.by_path[path] if one is not subscription)
+        if others:
+            self.by_path[path] = others
+        else:
+            del self.by_path[path]
+        self.links -= 1
+        self.bytes -= LINK_BYTES
+
+
+def _size(subscription: Subscription) -> int:
+    config = subscription.config
+    texts = (subscription.id, subscription.base_url, config.pattern, config.webhook_url, config.description)
+    return SUBSCRIPTION_BYTES + sum(sys.getsizeof(text) for text in (*texts, *config.streams))
 
 
 def parse_config(body: object) -> SubscriptionConfig:

@@ -9,7 +9,6 @@ The tables are described in `catalog_tables.py`; `catalog_writer.py` writes to t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -17,13 +16,15 @@ from typing import Any, Final
 
 import lmdb
 
-from millstream.errors import Conflict, Corrupt
+from millstream.errors import Conflict, Corrupt, OtherFormat
 from millstream.protocol.keys import StreamKey
+from millstream.protocol.producers import ProducerState
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import SegmentRef
+from millstream.streams.records import SegmentRef, SnapshotRef, StoreClaimed
 from millstream.streams.state import Stream
 from millstream.tiers.catalog_rows import (
-    NO_EXTENTS,
+    MANIFEST_DIGEST,
+    STORE_CLAIM,
     Checkpoint,
     ColdTotals,
     ExtentRow,
@@ -32,25 +33,26 @@ from millstream.tiers.catalog_rows import (
     Kept,
     PlacedExtent,
     SegmentRow,
+    decode_claim,
     decode_extent,
     decode_flush,
     decode_key,
     decode_own,
+    decode_producer,
     decode_segment,
     decode_stream,
-    decode_stream_row,
     encode_key,
+    encode_row,
     encode_stream,
     own_extents,
     pack_pair,
-    pack_stream,
+    producer_key,
     restore_singletons,
-    row_of,
-    stored_row,
+    shared_key,
     u32,
     u64,
 )
-from millstream.tiers.catalog_tables import FORMAT, Tables
+from millstream.tiers.catalog_tables import REBUILT_HINT, Tables, check_format
 from millstream.tiers.catalog_writer import CatalogWriter
 from millstream.tiers.manifests import FORMAT as MANIFEST_FORMAT
 from millstream.tiers.manifests import (
@@ -59,10 +61,8 @@ from millstream.tiers.manifests import (
     ManifestStream,
     Replacement,
     decode_rows,
-    manifest_format,
 )
-
-logger = logging.getLogger("millstream.catalog")
+from millstream.tiers.segments import SHARED
 
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
@@ -80,39 +80,22 @@ class Catalog:
         try:
             self._environment = lmdb.open(str(directory), map_size=MAP_BYTES, max_dbs=16, max_readers=64)
         except lmdb.Error as error:
-            raise Corrupt(
-                f"the catalog {directory} cannot be opened: {error}",
-                hint="move it away: it is rebuilt from the log if the log is whole",
-            ) from None
+            raise Corrupt(f"the catalog {directory} cannot be opened: {error}", hint=REBUILT_HINT) from None
         # Of a process that was killed while it read: what it saw could not be reused as long as it counts as a reader.
         self._environment.reader_check()
+        try:
+            check_format(self._environment, directory)
+        except OtherFormat:
+            self._environment.close()
+            raise
         self._tables = Tables(self._environment)
         with self._environment.begin(db=self._tables.meta) as transaction:
-            found = int(transaction.get(b"format", str(FORMAT).encode()))
             self.position = int(transaction.get(b"position", b"1"))
-        if found in (1, 2):
-            self._upgrade(found)
-        elif found != FORMAT:
-            raise Corrupt(f"the catalog {directory} has format {found}; this millstream reads format {FORMAT}")
         self.owner = self._take_over() if owner is None else owner
         # For loading streams: to begin a transaction takes as long as to look something up. Whoever has written lets
         # go of it; it ends when nobody uses it any more.
         self._reading: Any = None
         self._writes = 0
-
-    def _upgrade(self, found: int) -> None:
-        """From formats in which rows were as in manifests, and at first without extents."""
-        logger.info("the catalog is rewritten in format %d", FORMAT)
-        with self._environment.begin(write=True) as transaction, transaction.cursor(db=self._tables.streams) as cursor:
-            is_more = cursor.first()
-            while is_more:
-                name, packed = cursor.item()
-                row = packed if found == 1 else row_of(packed)
-                incarnation = decode_stream_row(row).incarnation
-                extents = NO_EXTENTS if found == 1 else own_extents(packed, incarnation)
-                cursor.put(name, pack_stream(incarnation, extents, stored_row(row)))
-                is_more = cursor.next()
-            transaction.put(b"format", str(FORMAT).encode(), db=self._tables.meta)
 
     def _take_over(self) -> int:
         try:
@@ -144,6 +127,27 @@ class Catalog:
         name, packed = self._tables.packed(transaction, u64(incarnation))
         return decode_stream(decode_key(name), packed) if packed is not None else None
 
+    def load_producer(self, incarnation: int, producer_id: str) -> ProducerState | None:
+        if incarnation >= self.position:
+            return None  # the catalog has not heard of the stream yet
+        packed = (self._reading or self._lookups()).get(
+            producer_key(incarnation, producer_id), db=self._tables.producers
+        )
+        return decode_producer(packed) if packed is not None else None
+
+    def producer_count(self, incarnation: int) -> int:
+        return self._tables.producer_count(self._reading or self._lookups(), incarnation)
+
+    def producers(self) -> Iterator[tuple[int, str, ProducerState]]:
+        """All there are, in the order of incarnations."""
+        with self._environment.begin() as transaction:
+            yield from self._producers(transaction)
+
+    def _producers(self, transaction: Any) -> Iterator[tuple[int, str, ProducerState]]:
+        for key, packed in transaction.cursor(db=self._tables.producers):
+            if len(key) > 8:
+                yield int.from_bytes(key[:8], "big"), key[8:].decode("latin-1"), decode_producer(packed)
+
     def load_all(self, incarnations: Iterable[int]) -> Iterator[Stream | None]:
         """As of one moment, and on any thread: the others share a transaction, which is the loop's."""
         with self._environment.begin() as transaction:
@@ -167,6 +171,18 @@ class Catalog:
         """Fill in the state that is always in memory."""
         with self._environment.begin(db=self._tables.singletons) as transaction:
             restore_singletons(machine, transaction.get)
+
+    @property
+    def manifest_digest(self) -> bytes:
+        """The digest of the manifest that led to this position; nothing at the beginning."""
+        with self._environment.begin(db=self._tables.singletons) as transaction:
+            return bytes(transaction.get(MANIFEST_DIGEST, b""))
+
+    def note_claim(self, claim: StoreClaimed) -> None:
+        """Remember a claim of the object store that no log tells of: a restore has made it."""
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(STORE_CLAIM, encode_row(claim), db=self._tables.singletons)
+        self._written()
 
     def scan(self, prefix: bytes, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Names and rows in order, of the names with this prefix that sort behind `after`."""
@@ -194,6 +210,16 @@ class Catalog:
     def refers_to_blob(self, name: str) -> bool:
         with self._environment.begin(db=self._tables.blobs) as transaction:
             return transaction.get(name.encode()) is not None
+
+    def snapshots(self) -> Iterator[SnapshotRef]:
+        """The snapshots that streams have, on any thread."""
+        with self._environment.begin() as transaction:
+            if transaction.stat(self._tables.blobs)["entries"] == 0:
+                return
+            for name, packed in transaction.cursor(db=self._tables.streams):
+                snapshot = decode_stream(decode_key(name), packed).snapshot
+                if snapshot is not None:
+                    yield snapshot
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -247,7 +273,6 @@ class Catalog:
                 flushes.append(ManifestFlush(flush.first_position, at, flush.notes, kept))
             replacements = [Replacement([], list(compacted.values()))] if compacted else []
             retired = sorted(unlisted)
-            written_as = manifest_format(replacements, retired)
             singletons = {name.decode(): bytes(row) for name, row in transaction.cursor(db=self._tables.singletons)}
             part = 1
             rows: list[ManifestStream] = []
@@ -256,8 +281,17 @@ class Catalog:
                 if len(rows) == rows_per_part:
                     yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], rows, [], [], {})
                     part, rows = part + 1, []
+            producers: dict[int, dict[str, ProducerState]] = {}
+            for count, (incarnation, producer_id, state) in enumerate(self._producers(transaction), 1):
+                producers.setdefault(incarnation, {})[producer_id] = state
+                if count % rows_per_part == 0:
+                    told = list(producers.items())
+                    yield Manifest(
+                        MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], [], [], [], {}, producers=told
+                    )
+                    part, producers = part + 1, {}
             yield Manifest(
-                written_as,
+                MANIFEST_FORMAT,
                 shard,
                 0,
                 position,
@@ -272,6 +306,7 @@ class Catalog:
                 singletons,
                 replacements,
                 retired,
+                producers=list(producers.items()),
             )
 
     def drop_dead_extents(self, now_ms: int) -> None:
@@ -335,10 +370,32 @@ class Catalog:
         """The catalog's position and, as of it, the bucket's segments that reach beyond another."""
         with self._environment.begin() as transaction:
             position = int(transaction.get(b"position", b"1", db=self._tables.meta))
-            rows = (decode_segment(data) for _, data in transaction.cursor(db=self._tables.segments))
+            shared = self._shared_with(transaction, bucket)
+            rows = ((number, decode_segment(data)) for number, data in transaction.cursor(db=self._tables.segments))
             # Those with nothing alive in them are dead, or were replaced by compaction: their messages are elsewhere.
-            live = (row.segment for row in rows if row.live_bytes > 0)
-            return position, [segment for segment in live if segment.bucket == bucket and segment.last_position > after]
+            live = ((number, row.segment) for number, row in rows if row.live_bytes > 0)
+            return position, [
+                segment
+                for number, segment in live
+                if (segment.bucket == bucket or number in shared) and segment.last_position > after
+            ]
+
+    def _shared_with(self, transaction: Any, bucket: str) -> set[bytes]:
+        """The numbers of the segments that a bucket shares with others."""
+        prefix, found = shared_key(bucket), set()
+        with transaction.cursor(db=self._tables.shared) as cursor:
+            is_there = cursor.set_range(prefix)
+            while is_there and cursor.key().startswith(prefix):
+                found.add(cursor.key()[len(prefix) :])
+                is_there = cursor.next()
+        return found
+
+    def holds(self, number: int, segment: SegmentRef, bucket: str) -> bool:
+        """Whether a segment has messages of a bucket."""
+        if segment.bucket != SHARED:
+            return segment.bucket == bucket
+        with self._environment.begin(db=self._tables.shared) as transaction:
+            return transaction.get(shared_key(bucket) + u32(number)) is not None
 
     def cold_totals(self) -> ColdTotals:
         count = payload = stored = 0
@@ -373,11 +430,30 @@ class Catalog:
         with self._environment.begin(write=True) as transaction:
             transaction.delete(u32(number), db=self._tables.segments)
             transaction.delete(u32(number), db=self._tables.dead)
+            prefix = b"s" + u32(number)
+            with transaction.cursor(db=self._tables.shared) as cursor:
+                found = cursor.set_range(prefix)
+                while found and cursor.key().startswith(prefix):
+                    bucket = cursor.key()[len(prefix) :].decode()
+                    found = cursor.delete()
+                    transaction.delete(shared_key(bucket) + u32(number), db=self._tables.shared)
         self._written()
 
     def close(self) -> None:
         self._reading = None
         self._environment.close()
+
+
+def stored_claim(directory: Path) -> tuple[int, StoreClaimed | None]:
+    """The position of a catalog and the last claim it knows, for those who only look."""
+    try:
+        with lmdb.open(str(directory), readonly=True, lock=False, create=False, max_dbs=16) as environment:
+            meta, singletons = (environment.open_db(name, create=False) for name in (b"meta", b"singletons"))
+            with environment.begin() as transaction:
+                position = int(transaction.get(b"position", b"1", db=meta))
+                return position, decode_claim(transaction.get(STORE_CLAIM, db=singletons))
+    except lmdb.Error:
+        return 1, None  # there is none
 
 
 def is_within(segment: SegmentRef, first: int, through: int) -> bool:

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from millstream.caches import cached
 from millstream.protocol.content_types import JSON, OCTET_STREAM, media_type
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.machine import StateMachine
-from millstream.streams.records import ForkPoint, SecretsCreated, SegmentRef, SnapshotRef, SubscriptionConfig, Wake
-from millstream.streams.state import NO_PRODUCERS, Bucket, Stream
-from millstream.streams.subscriptions import Link, Subscription
+from millstream.streams.records import (
+    ForkPoint,
+    SecretsCreated,
+    SegmentRef,
+    SnapshotRef,
+    StoreClaimed,
+    SubscriptionConfig,
+    Wake,
+)
+from millstream.streams.state import Bucket, Stream
+from millstream.streams.subscriptions import EXPLICIT, GLOB, Link, Links, Subscription
 from millstream.tiers.manifests import ManifestStream
 
 
@@ -36,7 +44,6 @@ class StreamRow(msgspec.Struct, array_like=True, gc=False):
     closed: bool
     closed_by: ProducerClaim | None
     seq: str | None
-    producers: dict[str, ProducerState]
     expiry: Expiry
     fork: ForkPoint | None
     forks: int
@@ -75,7 +82,6 @@ class StoredRow(msgspec.Struct, array_like=True, gc=False):
     accessed_after_ms: int  # since it was written to
     tail: int
     closed: bool = False
-    producers: dict[str, ProducerState] = {}
     expiry: Expiry = NEVER
     earliest: int = 0
     snapshot: SnapshotRef | None = None
@@ -90,9 +96,12 @@ class BucketRow(msgspec.Struct, array_like=True, gc=False):
     name: str
     created_at_ms: int
     streams: int
+    is_implicit: bool = False
 
 
 class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
+    """`packed` has the links as `streams.subscriptions.Links` packs them; older catalogs have `links` instead."""
+
     id: str
     created_at_ms: int
     base_url: str
@@ -102,6 +111,10 @@ class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
     wake: Wake | None
     retry_count: int
     next_attempt_ms: int | None
+    packed: dict[str, int] = {}
+    owner: str = ""
+    is_complete: bool = True
+    last_error: str | None = None
 
 
 class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -145,6 +158,7 @@ class SealedSegment(NamedTuple):
 
     segment: SegmentRef
     extents: bytes
+    shared_by: Sequence[str] = ()
 
 
 class SealedFlush(NamedTuple):
@@ -166,6 +180,7 @@ class Kept(NamedTuple):
 
     earliest: int
     content_type: str
+    key: StreamKey
 
 
 class ColdTotals(NamedTuple):
@@ -186,11 +201,16 @@ decode_extent: Final = msgspec.msgpack.Decoder(ExtentRow).decode
 decode_placed: Final = msgspec.msgpack.Decoder(PlacedExtent).decode
 decode_own: Final = msgspec.msgpack.Decoder(list[PlacedExtent]).decode
 decode_segment: Final = msgspec.msgpack.Decoder(SegmentRow).decode
+decode_producer: Final = msgspec.msgpack.Decoder(ProducerState).decode
 decode_flush: Final = msgspec.msgpack.Decoder(FlushRow).decode
+# Singletons: the last claim of the object store, and the digest of the manifest that led to the catalog's position.
+STORE_CLAIM: Final = b"store_claim"
+MANIFEST_DIGEST: Final = b"manifest"
 _BUCKETS: Final = msgspec.msgpack.Decoder(list[BucketRow])
 _SUBSCRIPTIONS: Final = msgspec.msgpack.Decoder(list[SubscriptionRow])
 _NOTHING: Final = b"\x90"  # an empty array
 _SECRETS: Final = msgspec.msgpack.Decoder(SecretsCreated)
+_STORE_CLAIM: Final = msgspec.msgpack.Decoder(StoreClaimed)
 
 
 class Checkpoint(NamedTuple):
@@ -205,6 +225,9 @@ class Checkpoint(NamedTuple):
     flushes: list[SealedFlush]
     now_ms: int
     replacements: Sequence[SealedReplacement] = ()
+    # By incarnation; of streams with none of their own, those that wrote last before `producers_before_ms` go.
+    producers: Sequence[tuple[int, dict[str, ProducerState]]] = ()
+    producers_before_ms: int = 0
 
 
 encode_checkpoint: Final = msgspec.msgpack.Encoder().encode
@@ -217,6 +240,15 @@ def u32(number: int) -> bytes:
 
 def u64(number: int) -> bytes:
     return number.to_bytes(8, "big")
+
+
+def shared_key(bucket: str) -> bytes:
+    return b"b" + bucket.encode() + b"\0"
+
+
+def producer_key(incarnation: int, producer_id: str) -> bytes:
+    """Ids come from headers, which are latin-1; so a key is short enough for LMDB."""
+    return u64(incarnation) + producer_id.encode("latin-1")
 
 
 pack_pair: Final = struct.Struct(">QQ").pack
@@ -251,7 +283,6 @@ def stored_row(row: bytes) -> bytes:
         one.last_access_ms - one.last_write_at_ms,
         one.tail,
         one.closed,
-        one.producers,
         one.expiry,
         one.earliest,
         one.snapshot,
@@ -268,7 +299,7 @@ def stored_row(row: bytes) -> bytes:
 
 
 # What is always there has none.
-_DEFAULTS: Final[tuple[object, ...]] = (*(None,) * 5, False, {}, NEVER, 0, None, None, None, None, 0, False)
+_DEFAULTS: Final[tuple[object, ...]] = (*(None,) * 5, False, NEVER, 0, None, None, None, None, 0, False)
 
 
 def own_extents(packed: bytes | None, incarnation: int) -> bytes:
@@ -310,7 +341,6 @@ def encode_stream(stream: Stream) -> ManifestStream:
         stream.closed,
         stream.closed_by,
         stream.seq,
-        stream.producers,
         stream.expiry,
         stream.fork,
         stream.forks,
@@ -361,7 +391,6 @@ def decode_stream(key: StreamKey, packed: bytes) -> Stream:
         row.closed,
         row.closed_by,
         row.seq,
-        row.producers or NO_PRODUCERS,
         row.earliest,
         row.snapshot,
         row.forks,
@@ -370,7 +399,7 @@ def decode_stream(key: StreamKey, packed: bytes) -> Stream:
     )
 
 
-@lru_cache(maxsize=1024)
+@cached("stored_content_types", 1024)
 def _kind(content_type: str) -> tuple[str, bool]:
     """The type as it was given, one object for all streams, and whether it is JSON."""
     return content_type, media_type(content_type) == JSON
@@ -382,23 +411,33 @@ _COMMON: Final = [_kind(one) for one in COMMON_TYPES]
 def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:
     singletons = {
         b"buckets": encode_row(
-            [BucketRow(bucket.name, bucket.created_at_ms, bucket.streams) for bucket in machine.buckets.values()]
+            [BucketRow(one.name, one.created_at_ms, one.streams, one.is_implicit) for one in machine.buckets.values()]
         ),
         b"subscriptions": encode_row(list(_subscription_rows(machine.subscriptions.by_id.values()))),
     }
     if machine.secrets is not None:
         singletons[b"secrets"] = encode_row(machine.secrets)
+    if machine.store_claim is not None:
+        singletons[STORE_CLAIM] = encode_row(machine.store_claim)
     return singletons
+
+
+def decode_claim(row: bytes | None) -> StoreClaimed | None:
+    return _STORE_CLAIM.decode(row) if row is not None else None
 
 
 def restore_singletons(machine: StateMachine, get: Callable[[bytes], bytes | None]) -> None:
     """The reverse of `encode_singletons`, into a machine that has none of it yet."""
     for row in _BUCKETS.decode(get(b"buckets") or _NOTHING):
-        machine.buckets[row.name] = Bucket(row.name, row.created_at_ms, streams=row.streams)
+        machine.buckets[row.name] = Bucket(
+            row.name, row.created_at_ms, streams=row.streams, is_implicit=row.is_implicit
+        )
     for saved in _SUBSCRIPTIONS.decode(get(b"subscriptions") or _NOTHING):
-        machine.subscriptions.by_id[saved.id] = _subscription(saved)
+        machine.subscriptions.restore(_subscription(saved))
     secrets = get(b"secrets")
     machine.secrets = _SECRETS.decode(secrets) if secrets is not None else None
+    claim = get(STORE_CLAIM)
+    machine.store_claim = decode_claim(claim)
 
 
 def _subscription_rows(subscriptions: Iterable[Subscription]) -> Iterator[SubscriptionRow]:
@@ -408,19 +447,27 @@ def _subscription_rows(subscriptions: Iterable[Subscription]) -> Iterator[Subscr
             subscription.created_at_ms,
             subscription.base_url,
             subscription.config,
-            {path: (sorted(link.types), link.acked) for path, link in subscription.links.items()},
+            {},
             subscription.generation,
             subscription.wake,
             subscription.retry_count,
             subscription.next_attempt_ms,
+            subscription.links.packed,
+            subscription.owner,
+            subscription.is_complete,
+            subscription.last_error,
         )
 
 
 def _subscription(row: SubscriptionRow) -> Subscription:
-    subscription = Subscription(row.id, row.created_at_ms, row.base_url, row.config)
-    subscription.links = {path: Link(types, acked) for path, (types, acked) in row.links.items()}
+    subscription = Subscription(row.id, row.created_at_ms, row.base_url, row.config, row.owner)
+    subscription.links = Links(row.packed)
+    for path, (types, acked) in row.links.items():
+        subscription.links.put(path, Link(acked, EXPLICIT in types, GLOB in types))
     subscription.generation = row.generation
     subscription.wake = row.wake
     subscription.retry_count = row.retry_count
     subscription.next_attempt_ms = row.next_attempt_ms
+    subscription.is_complete = row.is_complete
+    subscription.last_error = row.last_error
     return subscription

@@ -6,8 +6,10 @@ Segments are numbered here, and their live bytes are counted: when nothing in on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
+from millstream.protocol.producers import ProducerState
 from millstream.slices import batched
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog_rows import (
@@ -23,13 +25,16 @@ from millstream.tiers.catalog_rows import (
     decode_key,
     decode_own,
     decode_placed,
+    decode_producer,
     decode_segment,
     decode_stream,
     encode_row,
     own_extents,
     pack_pair,
     pack_stream,
+    producer_key,
     row_of,
+    shared_key,
     stored_row,
     u32,
     u64,
@@ -61,6 +66,12 @@ class CatalogWriter:
         fresh: Fresh = {}
         for flush in checkpoint.flushes:
             self._add_flush(flush, fresh)
+        # Before what is removed goes: a stream's producers may come with its end.
+        for number, states in sorted(checkpoint.producers, key=itemgetter(0)):
+            if states:
+                self._put_producers(number, states)
+            else:
+                self._drop_producers(number, checkpoint.producers_before_ms)
         gone = (int.from_bytes(incarnation, "big") for incarnation, _ in checkpoint.removed)
         self._put_extents({incarnation: fresh.pop(incarnation, []) for incarnation in gone})
         for incarnation, name in checkpoint.removed:
@@ -123,6 +134,39 @@ class CatalogWriter:
         transaction.delete(name, db=tables.streams)
         transaction.delete(incarnation, db=tables.incarnations)
         transaction.delete(incarnation, db=tables.expiring)
+        with transaction.cursor(db=tables.producers) as cursor:
+            found = cursor.set_range(incarnation)
+            while found and cursor.key().startswith(incarnation):
+                found = cursor.delete()
+
+    # -- producers -------------------------------------------------------------------------------------------
+
+    def _put_producers(self, incarnation: int, states: dict[str, ProducerState]) -> None:
+        transaction, table = self._transaction, self._tables.producers
+        added = 0
+        for producer_id in sorted(states):
+            key = producer_key(incarnation, producer_id)
+            added += transaction.get(key, db=table) is None
+            transaction.put(key, encode_row(states[producer_id]), db=table)
+        self._count_producers(incarnation, added)
+
+    def _drop_producers(self, incarnation: int, before_ms: int) -> None:
+        """Forget those that wrote last before a time."""
+        prefix, removed = u64(incarnation), 0
+        with self._transaction.cursor(db=self._tables.producers) as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                if len(cursor.key()) > len(prefix) and decode_producer(cursor.value()).at_ms < before_ms:
+                    removed += 1
+                    found = cursor.delete()
+                else:
+                    found = cursor.next()
+        self._count_producers(incarnation, -removed)
+
+    def _count_producers(self, incarnation: int, more: int) -> None:
+        if more:
+            count = self._tables.producer_count(self._transaction, incarnation) + more
+            self._transaction.put(u64(incarnation), str(count).encode(), db=self._tables.producers)
 
     # -- extents ---------------------------------------------------------------------------------------------
 
@@ -201,9 +245,10 @@ class CatalogWriter:
         """Note a flush and its segments; where their messages lie goes into `fresh`."""
         number = self._last_segment()
         numbers = []
-        for segment, extents in flush.segments:
+        for segment, extents, shared_by in flush.segments:
             number += 1
             numbers.append(number)
+            self._share(number, shared_by)
             self._transaction.put(
                 u32(number), encode_row(SegmentRow(segment, segment.payload_bytes)), db=self._tables.segments
             )
@@ -212,6 +257,11 @@ class CatalogWriter:
                 fresh.setdefault(one.incarnation, []).append(encode_row(placed))
         row = FlushRow(flush.first_position, flush.notes, numbers)
         self._transaction.put(u64(flush.through), encode_row(row), db=self._tables.flushes)
+
+    def _share(self, number: int, buckets: Sequence[str]) -> None:
+        for bucket in buckets:
+            self._transaction.put(shared_key(bucket) + u32(number), b"", db=self._tables.shared)
+            self._transaction.put(b"s" + u32(number) + bucket.encode(), b"", db=self._tables.shared)
 
     def _last_segment(self) -> int:
         with self._transaction.cursor(db=self._tables.segments) as cursor:
@@ -234,8 +284,9 @@ class CatalogWriter:
                     old[int.from_bytes(key, "big")] = segment
         number = self._last_segment()
         new: dict[int, SegmentRef] = {}
-        for segment, extents in replacement.segments:
+        for segment, extents, shared_by in replacement.segments:
             number += 1
+            self._share(number, shared_by)
             new[number] = segment
             self._put_segment(
                 number, SegmentRow(segment, self._index_replacement(number, decode_extents(extents), set(old)))

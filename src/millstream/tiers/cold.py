@@ -6,6 +6,7 @@ the others. Decoding runs on threads and releases the interpreter, so live reade
 Layout under the root, for people and for engines that prune by path:
 
     segments/bucket=<bucket>/date=<UTC day>/<shard>-<first position>-<random>.parquet
+    segments/shared/date=<UTC day>/<shard>-<first position>-<random>.parquet  of buckets that had little to store
     manifests/<shard>/<position>-<random>.msgpack
     notes/<shard>/<position>-<random>.msgpack
     snapshots/<stream>-<offset>-<random>
@@ -34,6 +35,7 @@ from millstream.tiers.objects import Objects
 from millstream.tiers.segments import (
     BYTES_COLUMNS,
     ORDER_COLUMNS,
+    SHARED,
     Footer,
     RowGroup,
     decode_footer,
@@ -53,7 +55,8 @@ FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
     day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
-    return f"segments/bucket={quote(bucket, safe='')}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
+    folder = "shared" if bucket == SHARED else f"bucket={quote(bucket, safe='')}"
+    return f"segments/{folder}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
 
 
 def bucket_of_path(path: str) -> str | None:
@@ -103,6 +106,9 @@ class ColdTier:
     def cached_bytes(self) -> int:
         return self._groups.bytes + self._footers.bytes
 
+    def cache_counts(self) -> dict[str, dict[str, int]]:
+        return {"row_groups": self._groups.counts(), "footers": self._footers.counts()}
+
     def close(self) -> None:
         if self._giving_back is not None:
             self._giving_back.cancel()
@@ -143,6 +149,10 @@ class ColdTier:
             return Run(start, end, group.messages(first, stop))
         return Run(start, end, [group.joined(first, stop, separator)])
 
+    def holds(self, incarnation: int, offset: int) -> bool:
+        """Whether there is anything beyond an offset."""
+        return self._catalog.extent_at(incarnation, offset) is not None
+
     def extent_at(self, incarnation: int, offset: int) -> FoundExtent:
         extent = self._catalog.extent_at(incarnation, offset)
         if extent is None:
@@ -167,7 +177,7 @@ class ColdTier:
     def _is_expected(self, extent: FoundExtent) -> bool:
         """Whether an extent's row group is in the cache, where it then stays for a while, or on its way there."""
         key = (self._segment(extent.row.segment).path, extent.row.row_group, False)
-        return self._groups.get(key) is not None or key in self._loading
+        return self._groups.keep(key) or key in self._loading
 
     def _read_ahead(self, incarnation: int, offset: int, groups: int) -> None:
         """Load the row groups that follow, before anybody asks for them."""
@@ -208,8 +218,9 @@ class ColdTier:
 
     async def _fetch(self, segment: SegmentRef, group: int, with_order: bool) -> RowGroup:
         columns = [*BYTES_COLUMNS, *ORDER_COLUMNS] if with_order else BYTES_COLUMNS
-        metadata = (await self.footer(segment)).metadata
-        return RowGroup(await self.in_thread(self.read_columns, segment, metadata, group, columns))
+        with self.objects.damage.noticed(segment.path):
+            metadata = (await self.footer(segment)).metadata
+            return RowGroup(await self.in_thread(self.read_columns, segment, metadata, group, columns))
 
     def read_columns(
         self, segment: SegmentRef, metadata: parquet.FileMetaData, group: int, columns: list[str]
@@ -217,7 +228,7 @@ class ColdTier:
         """Some columns of a row group, for a thread: it waits for the store."""
         file = self.objects.file(segment.path)
         if file is not None:
-            return read_file_columns(metadata, group, file, columns)
+            return read_file_columns(metadata, group, file, segment.path, columns)
         start, end = row_group_range(metadata, group)
         data = self.objects.get_range_now(segment.path, start, end)
         return read_columns(metadata, group, start, data, segment.path, columns)

@@ -27,10 +27,14 @@ from millstream.streams.state import Stream
 MESSAGE_OVERHEAD_BYTES: Final = 65
 # The same for the columns of what is not cold yet: five array entries and a slot.
 UNFLUSHED_OVERHEAD_BYTES: Final = 48
+# What an accepted message costs beyond its payload until it is cold.
+MESSAGE_COST_BYTES: Final = MESSAGE_OVERHEAD_BYTES + UNFLUSHED_OVERHEAD_BYTES
 # What a stream with a tail of one message costs beyond the message: two thirds are the state of the stream, which stays
 # in memory as long as the tail. Then what a whole tail costs more.
 STREAM_OVERHEAD_BYTES: Final = 900
 TAIL_OVERHEAD_BYTES: Final = 350
+# What is held of a stream that is gone, as long as messages of it wait for a flush: its state, and a note of that.
+GONE_OVERHEAD_BYTES: Final = 700
 
 
 Messages = Sequence[bytes | memoryview]
@@ -174,6 +178,10 @@ class HotTier:
         # The last position that was taken to be flushed.
         self._taken_through = 0
         self._taken_bytes = 0
+        # Messages that were trimmed or deleted before they were cold stay in the columns until a flush has passed them:
+        # the position of the last of each stream's, and what they take. Everything before `_cold_before` was passed.
+        self._waiting: list[tuple[int, int]] = []
+        self._cold_before = 0
         # All that was ever published here.
         self.published_bytes = 0
         self.published_messages = 0
@@ -186,6 +194,16 @@ class HotTier:
         """The messages of a stream that are here, if there are any. One that is looked at becomes whole."""
         tail: HotTail | LoneTail | None = stream.hot
         return self._whole(stream, tail) if isinstance(tail, LoneTail) else tail
+
+    @staticmethod
+    def bytes_of(stream: Stream) -> int:
+        """What the messages of a stream take here, beside what any stream takes."""
+        tail: HotTail | LoneTail | None = stream.hot
+        if tail is None:
+            return 0
+        if isinstance(tail, LoneTail):
+            return tail.end - tail.start + MESSAGE_OVERHEAD_BYTES
+        return (tail.ends[-1] - tail.start if tail.ends else 0) + MESSAGE_OVERHEAD_BYTES * len(tail.ends)
 
     def _whole(self, stream: Stream, lone: LoneTail) -> HotTail:
         tail = stream.hot = lone.whole()
@@ -242,7 +260,7 @@ class HotTier:
                 tail.times += times
         size = end - offset
         unflushed.bytes += size
-        self.bytes += size + (MESSAGE_OVERHEAD_BYTES + UNFLUSHED_OVERHEAD_BYTES) * count
+        self.bytes += size + MESSAGE_COST_BYTES * count
         self.published_bytes += size
         self.published_messages += count
 
@@ -266,6 +284,10 @@ class HotTier:
         """What was taken is cold now, up to a position; returns the rest, which is not."""
         rest = taken.since(position)
         self.bytes -= UNFLUSHED_OVERHEAD_BYTES * (len(taken) - len(rest))
+        self._cold_before = max(self._cold_before, position)
+        if self._waiting:
+            self.bytes -= sum(size for last, size in self._waiting if last < position)
+            self._waiting = [one for one in self._waiting if one[0] >= position]
         self._taken_bytes -= taken.bytes - rest.bytes
         return rest
 
@@ -278,7 +300,26 @@ class HotTier:
         """Let go of the messages that end at or before an offset."""
         tail = self.tail(stream)
         if tail is not None and offset > tail.start:
-            self._release(stream, tail, bisect_right(tail.ends, offset))
+            count = bisect_right(tail.ends, offset)
+            if count:
+                self._wait_for_flush(tail, count, 0)
+            self._release(stream, tail, count)
+
+    def purge(self, stream: Stream) -> None:
+        """Let go of all messages of a stream that is gone."""
+        tail = self.tail(stream)
+        if tail is not None:
+            self._wait_for_flush(tail, len(tail.ends), GONE_OVERHEAD_BYTES)
+            self.drop(stream)
+
+    def _wait_for_flush(self, tail: HotTail, count: int, more: int) -> None:
+        """Of the first so many messages, those that are not cold yet stay in the columns, and go on counting."""
+        last = tail.positions[count - 1]
+        if last >= self._cold_before:
+            first = bisect_left(tail.positions, self._cold_before, 0, count)
+            size = tail.ends[count - 1] - tail.message_start(first) + MESSAGE_OVERHEAD_BYTES * (count - first) + more
+            self._waiting.append((last, size))
+            self.bytes += size
 
     def release(self, streams: Iterable[Stream], position: int) -> None:
         """Let go of these streams' messages before a position: the cold tier has them."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from itertools import groupby, islice, pairwise
+from typing import Any, Final, NamedTuple
 
 import pyarrow as arrow
 import pyarrow.compute as compute
@@ -19,6 +19,7 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import Objects
 from millstream.tiers.segments import (
     SCHEMA,
+    SHARED,
     Extent,
     Footer,
     RowGroup,
@@ -28,6 +29,8 @@ from millstream.tiers.segments import (
     whole,
 )
 
+STREAMS_NAMED_MAX: Final = 5
+
 
 class Inspected(NamedTuple):
     """A row group that is as its index says."""
@@ -35,6 +38,7 @@ class Inspected(NamedTuple):
     table: arrow.Table
     rows: RowGroup
     extents: list[Extent]
+    buckets: list[str]  # for each extent whose it is
 
 
 class _Totals(NamedTuple):
@@ -51,9 +55,12 @@ class Inspection:
         self.segment = segment
         self.footer = footer
         self._extents = {number: list(of) for number, of in groupby(footer.extents, key=_row_group_of)}
+        if sum(count for _, count in footer.info.shared_by) != (len(footer.extents) if segment.bucket == SHARED else 0):
+            raise self._differs("its index does not say whose its streams are")
+        self._buckets = iter(footer.buckets())
         self._totals: list[_Totals] = []
         self._checksum = 0
-        self._last_key: tuple[str, int, int] = ("", -1, -1)
+        self._last_key: tuple[str, str, int, int] = ("", "", -1, -1)
         self._check_reference()
 
     @staticmethod
@@ -81,8 +88,9 @@ class Inspection:
         table = read_columns(metadata, number, start, window, segment.path, SCHEMA.names)
         rows = RowGroup(table)
         extents = self._extents.pop(number, [])
-        self._check_names(table, extents)
-        self._check_index(table, rows, extents)
+        buckets = list(islice(self._buckets, len(extents)))
+        self._check_names(table, extents, buckets)
+        self._check_index(table, rows, extents, buckets)
         self._totals.append(
             _Totals(
                 table.num_rows,
@@ -91,7 +99,7 @@ class Inspection:
                 *_extremes(table.column("appended_at")),
             )
         )
-        return Inspected(table, rows, extents)
+        return Inspected(table, rows, extents, buckets)
 
     def finish(self, tail: bytes, size: int) -> None:
         """The rest of the file, and how long the store says it is."""
@@ -133,25 +141,26 @@ class Inspection:
         if info.bucket != self.segment.bucket or described != self._recorded():
             raise self._differs("its footer says something else than what was recorded of it")
 
-    def _check_names(self, table: arrow.Table, extents: list[Extent]) -> None:
-        if runs_of(table.column("bucket")) != [(self.segment.bucket, table.num_rows)]:
+    def _check_names(self, table: arrow.Table, extents: list[Extent], buckets: list[str]) -> None:
+        owned = _merged((bucket, extent.rows) for bucket, extent in zip(buckets, extents, strict=True))
+        if runs_of(table.column("bucket")) != owned:
             raise self._differs("it has rows of another bucket")
         if runs_of(table.column("shard")) != [(self.footer.info.shard, table.num_rows)]:
             raise self._differs("it has rows of another shard")
-        named = _merged((extent.stream, extent.rows) for extent in extents)
+        named = _merged((extent.stream, extent.rows) for extent in extents)  # of two buckets, too
         if runs_of(table.column("stream")) != named:
             raise self._differs("its index does not match the streams of its rows")
 
-    def _check_index(self, table: arrow.Table, rows: RowGroup, extents: list[Extent]) -> None:
+    def _check_index(self, table: arrow.Table, rows: RowGroup, extents: list[Extent], buckets: list[str]) -> None:
         starts = memoryview(whole(table.column("offset_start")).buffers()[1]).cast("q")
         incarnations = memoryview(whole(table.column("incarnation")).buffers()[1]).cast("q")
         row = 0
-        for extent in extents:
-            key = (extent.stream, extent.incarnation, extent.offset_start)
+        for bucket, extent in zip(buckets, extents, strict=True):
+            key = (bucket, extent.stream, extent.incarnation, extent.offset_start)
             stop = row + extent.rows
             if extent.row_start != row or extent.rows < 1 or stop > table.num_rows or key <= self._last_key:
                 raise self._differs("its index does not follow its rows")
-            self._last_key = (extent.stream, extent.incarnation, extent.offset_end - 1)
+            self._last_key = (bucket, extent.stream, extent.incarnation, extent.offset_end - 1)
             if (
                 starts[row] != extent.offset_start
                 or rows.ends[stop - 1] != extent.offset_end
@@ -189,3 +198,16 @@ def runs_of(column: Any) -> list[tuple[Any, int]]:
 
 def _merged(runs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return [(name, sum(count for _, count in of)) for name, of in groupby(runs, key=lambda run: run[0])]
+
+
+def what_it_holds(segment: SegmentRef, tail: bytes = b"") -> str:
+    """What is lost with a segment, for people; whose messages they are is in its footer, if that is whole."""
+    positions = f"{segment.first_position}–{segment.last_position}"
+    held = f"{segment.rows:,} messages of bucket {segment.bucket or '(shared)'}, positions {positions}"
+    try:
+        footer = decode_footer(tail[-segment.footer_bytes :], segment.path, segment.footer_checksum)
+    except Corrupt:
+        return f"{held}; its index cannot be read either"
+    names = sorted({f"{bucket}/{one.stream}" for bucket, one in zip(footer.buckets(), footer.extents, strict=True)})
+    more = f" and {len(names) - STREAMS_NAMED_MAX:,} more" if len(names) > STREAMS_NAMED_MAX else ""
+    return f"{held}, of the streams {', '.join(names[:STREAMS_NAMED_MAX])}{more}"

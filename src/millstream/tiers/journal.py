@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 
 class Note(NamedTuple):
@@ -33,6 +33,12 @@ class Entry(NamedTuple):
     notes: tuple[Note, ...]
 
 
+# What memory takes: a bucket's journal, an entry in it, and a note.
+JOURNAL_BYTES: Final = 450
+ENTRY_BYTES: Final = 18
+NOTE_BYTES: Final = 400
+
+
 class Journal:
     __slots__ = ("_incarnations", "_notes", "_positions")
 
@@ -47,12 +53,15 @@ class Journal:
         if notes:
             self._notes[position] = notes
 
-    def drop_before(self, position: int) -> None:
+    def drop_before(self, position: int) -> int:
+        """Forget what lies before a position; returns how many bytes that has freed."""
         count = bisect_left(self._positions, position)
+        freed = ENTRY_BYTES * count
         if self._notes:
             for dropped in self._positions[:count]:
-                self._notes.pop(dropped, None)
+                freed += NOTE_BYTES * len(self._notes.pop(dropped, ()))
         del self._positions[:count], self._incarnations[:count]
+        return freed
 
     def notes_between(self, first: int, position: int) -> Iterator[tuple[int, Note]]:
         start, stop = bisect_left(self._positions, first), bisect_left(self._positions, position)
@@ -71,25 +80,45 @@ class Journal:
             yield Entry(position, self._incarnations[index], self._notes.get(position, ()))
 
 
+_EMPTY: Final = Journal()
+
+
 class Journals:
     def __init__(self) -> None:
         self._by_bucket: dict[str, Journal] = {}
+        self.bytes = 0
         # The first position that journals still cover; whoever asks for less has missed something.
         self.start = 1
 
     def of(self, bucket: str) -> Journal:
         journal = self._by_bucket.get(bucket)
+        return journal if journal is not None else _EMPTY
+
+    def add(self, bucket: str, position: int, incarnation: int, *notes: Note) -> None:
+        journal = self._by_bucket.get(bucket)
         if journal is None:
             journal = self._by_bucket[bucket] = Journal()
-        return journal
+            self.bytes += JOURNAL_BYTES
+        journal.add(position, incarnation, *notes)
+        self.bytes += ENTRY_BYTES + NOTE_BYTES * len(notes)
 
-    def drop_before(self, position: int) -> None:
-        """Forget what the cold tier can tell."""
-        for bucket, journal in list(self._by_bucket.items()):
-            journal.drop_before(position)
+    def buckets(self) -> list[str]:
+        return list(self._by_bucket)
+
+    def start_at(self, position: int) -> None:
+        """From here on nobody is told what lies before a position: the cold tier tells that."""
+        self.start = max(self.start, position)
+
+    def drop(self, buckets: Iterable[str]) -> None:
+        """Forget what these buckets' journals hold from before the start."""
+        for bucket in buckets:
+            journal = self._by_bucket.get(bucket)
+            if journal is None:
+                continue
+            self.bytes -= journal.drop_before(self.start)
             if not len(journal):
                 del self._by_bucket[bucket]
-        self.start = max(self.start, position)
+                self.bytes -= JOURNAL_BYTES
 
     def notes_between(self, first: int, position: int) -> Iterator[tuple[str, int, Note]]:
         for bucket, journal in self._by_bucket.items():

@@ -8,21 +8,25 @@ What happened to streams besides messages (created, closed, deleted, snapshots) 
 the feed reads.
 
 Compaction replaces segments by others; a manifest says so in `replacements`. `ColdView` is what a chain amounts to.
+
+Each manifest names the one before it by its digest and carries the epoch of the owner that wrote it (`owners.py`). So
+a chain can be verified, a missing link is told from the leftover of a crash, and what an owner wrote after it had been
+replaced does not count. `find_chain` is the one place that decides which manifests count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.errors import Corrupt
+from millstream.errors import Corrupt, OtherFormat
+from millstream.protocol.producers import ProducerState
 from millstream.streams.records import SegmentRef
+from millstream.tiers.checked import Checked, seal, unseal
 
-FORMAT: Final = 1
-# The format of manifests that know of compaction: a reader that does not must refuse them.
-FORMAT_WITH_REPLACEMENTS: Final = 2
+FORMAT: Final = 4
 
 
 class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -54,6 +58,12 @@ class Replacement(msgspec.Struct, array_like=True, frozen=True, gc=False):
     segments: list[SegmentRef]
 
 
+class ManifestFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What every manifest of every version begins with."""
+
+    format: int
+
+
 class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Brings a catalog from position `first` to position `through`.
 
@@ -76,10 +86,12 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     replacements: list[Replacement] = []
     # Only in full ones: paths that were replaced and are not deleted yet.
     retired: list[str] = []
-
-
-def manifest_format(replacements: list[Replacement], retired: list[str]) -> int:
-    return FORMAT_WITH_REPLACEMENTS if replacements or retired else FORMAT
+    # Whose it is, and the digest of the manifest that ends where this one begins; nothing for the first. A full one has
+    # the digest of the one whose state it repeats.
+    epoch: int = 0
+    previous: bytes = b""
+    # What changed of producers, by incarnation.
+    producers: list[tuple[int, dict[str, ProducerState]]] = []
 
 
 class ColdView:
@@ -123,9 +135,43 @@ class ManifestHead(NamedTuple):
     through: int
     part: int
     parts: int
+    at_ms: int = 0
+    epoch: int = 0
+    digest: bytes = b""
+    previous: bytes = b""
+
+    @property
+    def is_full(self) -> bool:
+        return self.first == 0
+
+    @property
+    def state(self) -> bytes:
+        """The digest by which a successor names what this manifest leads to."""
+        return self.previous if self.is_full else self.digest
+
+
+class Chain(NamedTuple):
+    """The manifests that count, in order, and what else there is.
+
+    `beyond` reach further than the chain does, and cannot be reached: one or more manifests are missing before them.
+    `passed` were overtaken: leftovers of crashes, what an earlier owner wrote too late, what a full one repeats.
+    """
+
+    heads: list[ManifestHead]
+    beyond: list[ManifestHead]
+    passed: list[ManifestHead]
+
+    @property
+    def through(self) -> int:
+        return self.heads[-1].through if self.heads else 1
+
+    @property
+    def state(self) -> bytes:
+        return self.heads[-1].state if self.heads else b""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_FORMAT: Final = msgspec.msgpack.Decoder(ManifestFormat)
 _MANIFEST: Final = msgspec.msgpack.Decoder(Manifest)
 _NOTES: Final = msgspec.msgpack.Decoder(list[FeedNote])
 
@@ -140,63 +186,123 @@ def encode_manifest(manifest: Manifest, rows: bytes | None = None) -> bytes:
     if rows is not None:
         encoded: Any = msgspec.Raw(rows)
         manifest = msgspec.structs.replace(manifest, streams=encoded)
-    return _ENCODER.encode(manifest)
+    return seal(_ENCODER.encode(manifest))
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
+    return read_manifest(data, path)[0]
+
+
+def read_manifest(data: bytes, path: str) -> tuple[Manifest, ManifestHead]:
+    """A manifest, and what a chain needs of it."""
+    checked = unseal(data, path)
     try:
-        manifest = _MANIFEST.decode(data)
+        found = _FORMAT.decode(checked.content).format
+        if found != FORMAT:
+            raise OtherFormat(f"the manifest {path}", found=found, known=FORMAT)
+        manifest = _MANIFEST.decode(checked.content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the manifest {path} cannot be read: {error}") from None
-    if manifest.format not in (FORMAT, FORMAT_WITH_REPLACEMENTS):
-        raise Corrupt(f"the manifest {path} has format {manifest.format}; this millstream reads formats 1 and 2")
-    return manifest
+        raise Corrupt(f"the manifest {path} cannot be read: {error}", code="object_damaged") from None
+    return manifest, _head(path, manifest, checked)
+
+
+def _head(path: str, manifest: Manifest, checked: Checked) -> ManifestHead:
+    return ManifestHead(
+        path,
+        manifest.first,
+        manifest.through,
+        manifest.part,
+        manifest.parts,
+        manifest.at_ms,
+        manifest.epoch,
+        checked.digest,
+        manifest.previous,
+    )
 
 
 def encode_notes(notes: list[FeedNote]) -> bytes:
-    return _ENCODER.encode(notes)
+    return seal(_ENCODER.encode(notes))
 
 
 def decode_notes(data: bytes, path: str) -> list[FeedNote]:
     try:
-        return _NOTES.decode(data)
+        return _NOTES.decode(unseal(data, path).content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the notes {path} cannot be read: {error}") from None
+        raise Corrupt(f"the notes {path} cannot be read: {error}", code="object_damaged") from None
 
 
-def longest_chain(heads: list[ManifestHead]) -> list[ManifestHead]:
-    """The manifests that together reach furthest, in order: a whole full one or the beginning, then one after another.
+def find_chain(heads: list[ManifestHead]) -> Chain:
+    """The manifests that count: from the beginning or a whole full one, each linked to the one before it.
 
-    A crash may leave a manifest that was never sealed beside its successor; the chain that goes further is the one
-    that was.
+    Where there is a choice, the owner with the later epoch is right, and of one owner's the one that reaches further: a
+    crash, or a flush that failed, may leave a manifest that was never sealed beside its successor.
     """
-    full: dict[int, dict[int, ManifestHead]] = {}
+    full: dict[tuple[int, bytes, int], dict[int, ManifestHead]] = {}
     steps: dict[int, list[ManifestHead]] = {}
     for head in heads:
-        if head.first == 0:
-            full.setdefault(head.through, {})[head.part] = head
+        if head.is_full:
+            full.setdefault((head.through, head.previous, head.epoch), {})[head.part] = head
         else:
             steps.setdefault(head.first, []).append(head)
-    starts: dict[int, list[ManifestHead]] = {1: []}
-    for through, parts in full.items():
+    starts: list[tuple[int, bytes, list[ManifestHead]]] = [(1, b"", [])]
+    for (through, state, _), parts in full.items():
         if len(parts) == max(part.parts for part in parts.values()):  # only the last one knows how many
-            starts[through] = [parts[number] for number in sorted(parts)]
+            starts.append((through, state, [parts[number] for number in sorted(parts)]))
     best: list[ManifestHead] = []
-    for position, chain in sorted(starts.items()):
-        extended = _extend(chain, position, steps)
-        if not best or (extended and extended[-1].through >= best[-1].through):
-            best = extended or best
-    return best
+    follow = _follower(steps)
+    for position, state, chain in sorted(starts, key=lambda start: start[0]):
+        extended = [*chain, *follow(position, state)]
+        if extended and (not best or _reach(extended[-1]) >= _reach(best[-1])):
+            best = extended
+    return _with_the_rest(best, heads)
 
 
-def _extend(chain: list[ManifestHead], position: int, steps: dict[int, list[ManifestHead]]) -> list[ManifestHead]:
-    """Follow the steps from a position as far as they go, by the furthest reach from each place."""
-    reach: dict[int, tuple[int, ManifestHead | None]] = {}
+def _reach(head: ManifestHead) -> tuple[int, int]:
+    return head.epoch, head.through
+
+
+def _follower(steps: dict[int, list[ManifestHead]]) -> Callable[[int, bytes], list[ManifestHead]]:
+    """Follows the steps from a place, by those that lead furthest."""
+    # From the last to the first, so that whatever a step leads to is known when it is judged.
+    ends: dict[str, tuple[int, int, int]] = {}
+    following: dict[str, ManifestHead | None] = {}
+
+    def choose(position: int, state: bytes) -> ManifestHead | None:
+        options = [step for step in steps.get(position, ()) if not (step.previous and state) or step.previous == state]
+        return max(options, key=lambda step: ends[step.path], default=None)
+
     for first in sorted(steps, reverse=True):
-        options = [(reach.get(step.through, (step.through, None))[0], step) for step in steps[first]]
-        reach[first] = max(options, key=lambda option: option[0])
-    chain = list(chain)
-    while (step := reach.get(position, (0, None))[1]) is not None:
-        chain.append(step)
-        position = step.through
-    return chain
+        for step in steps[first]:
+            after = following[step.path] = choose(step.through, step.digest) if step.through > first else None
+            ends[step.path] = ends[after.path] if after is not None else (step.epoch, step.through, step.at_ms)
+
+    def follow(position: int, state: bytes) -> list[ManifestHead]:
+        found: list[ManifestHead] = []
+        step = choose(position, state)
+        while step is not None:
+            found.append(step)
+            step = following[step.path]
+        return found
+
+    return follow
+
+
+def _with_the_rest(best: list[ManifestHead], heads: list[ManifestHead]) -> Chain:
+    """Tell apart what was overtaken and what lies behind a hole."""
+    counted = {head.path for head in best}
+    through = best[-1].through if best else 1
+    # What a place on the chain leads to was there to be chosen and was not, and so was what follows that in turn.
+    reached: dict[int, set[bytes]] = {1: {b""}}
+    for head in best:
+        reached.setdefault(head.through, set()).add(head.state)
+    beyond, passed = [], []
+    for head in sorted((one for one in heads if one.path not in counted), key=lambda one: (one.first, one.through)):
+        states = reached.get(head.first, set())
+        is_linked = not head.is_full and bool(states) and (not head.previous or bool(states & {b"", head.previous}))
+        if is_linked:
+            reached.setdefault(head.through, set()).add(head.state)
+        if is_linked or head.through <= through:
+            passed.append(head)
+        else:
+            beyond.append(head)
+    return Chain(best, beyond, passed)

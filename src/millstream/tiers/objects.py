@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,11 +18,23 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
-from millstream.errors import ConfigurationError, NotFound, Unavailable
+from millstream.errors import ConfigurationError, NotFound, ReadOnly, Unavailable
+from millstream.tiers.damage import Damage
 from millstream.tiers.folder_sync import FolderSync
 
 STREAM_CHUNK_BYTES: Final = 1 << 20
 PARTS_AT_ONCE: Final = 2  # of 5 MiB each, while a large object is uploaded
+
+# Where jobs look for the credentials of a store, by the names they have in the configuration.
+CREDENTIAL_VARIABLES: Final = {
+    "s3": {
+        "access_key_id": "AWS_ACCESS_KEY_ID",
+        "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+        "session_token": "AWS_SESSION_TOKEN",
+    },
+    "gcs": {"service_account": "GOOGLE_SERVICE_ACCOUNT"},
+    "azure": {"account_key": "AZURE_STORAGE_ACCOUNT_KEY"},
+}
 
 T = TypeVar("T")
 
@@ -42,10 +54,10 @@ class ObjectInfo(NamedTuple):
     modified_ms: int
 
 
-def open_objects(settings: ObjectStoreSettings) -> Objects:
+def open_objects(settings: ObjectStoreSettings, *, read_only: bool = False) -> Objects:
     if settings.backend == "fs":
         settings.path.mkdir(parents=True, exist_ok=True)
-    return Objects(open_store(settings), settings.path if settings.backend == "fs" else None)
+    return Objects(open_store(settings), settings.path if settings.backend == "fs" else None, read_only=read_only)
 
 
 def open_store(settings: ObjectStoreSettings) -> Any:
@@ -110,14 +122,21 @@ def _our_errors(path: str) -> Iterator[None]:
 
 
 class Objects:
-    def __init__(self, store: Any, folder: Path | None) -> None:
+    """`read_only` refuses whatever would change the store."""
+
+    def __init__(self, store: Any, folder: Path | None, *, read_only: bool = False) -> None:
         self._store = store
+        self.read_only = read_only
+        self.damage = Damage()
+        # How many objects of others were last seen under a prefix: that is said when it changes, not at each listing.
+        self.foreign: dict[str, int] = {}
         self._folder = folder  # where the files are, if they are files
         self._sync = FolderSync(folder) if folder is not None else None
         self._under_way: set[str] = set()
 
     async def put(self, path: str, data: bytes | memoryview | Path) -> None:
         """Store an object that is not there yet; durable when this returns."""
+        self._may_change(path)
         self._under_way.add(path)
         try:
             with _our_errors(path):
@@ -171,12 +190,14 @@ class Objects:
         return _info(await self._call(path, obstore.head_async(self._store, path)))
 
     async def copy(self, source: str, target: str) -> None:
+        self._may_change(target)
         await self._call(source, obstore.copy_async(self._store, source, target))
         with _our_errors(target):
             await self._synced(target)
 
     async def delete(self, path: str) -> None:
         """Remove an object; one that is gone already is as good."""
+        self._may_change(path)
         try:
             await self._call(path, obstore.delete_async(self._store, path))
         except NotFound:
@@ -188,13 +209,22 @@ class Objects:
                 for entry in page:
                     yield _info(entry)
 
-    def remove_partial_files(self) -> None:
-        """Delete what a crash in the middle of a put leaves in a folder: `name#number`, never a whole object."""
-        if self._folder is not None:
-            for path in self._folder.rglob("*#*"):
-                name, _, number = str(path.relative_to(self._folder)).rpartition("#")
-                if number.isdecimal() and name not in self._under_way:
-                    path.unlink(missing_ok=True)
+    def remove_partial_files(self, before_ms: float) -> None:
+        """Delete what a crash in the middle of a put leaves in a folder: `name#number`, never a whole object.
+
+        Only what is older than that, by the clock of the disk.
+        """
+        self._may_change("")
+        for path in self._folder.rglob("*#*") if self._folder is not None else ():
+            name, _, number = str(path.relative_to(self._folder or "")).rpartition("#")
+            if number.isdecimal() and name not in self._under_way:
+                with suppress(FileNotFoundError):  # it was finished just now
+                    if path.stat().st_mtime * 1000 < before_ms:
+                        path.unlink()
+
+    def _may_change(self, path: str) -> None:
+        if self.read_only:
+            raise ReadOnly(f"the object {path} stays as it is: the object store was opened for reading only")
 
     @staticmethod
     async def _call(path: str, call: Awaitable[T]) -> T:

@@ -16,11 +16,12 @@ from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import Corrupt, InvalidRequest
+from millstream.protocol.keys import StreamKey
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog_rows import Kept
 from millstream.tiers.inspection import Inspection, runs_of
 from millstream.tiers.objects import Objects
-from millstream.tiers.segments import Extent, Footer, RowGroup, read_columns, row_group_range, whole
+from millstream.tiers.segments import SHARED, Extent, Footer, RowGroup, read_columns, row_group_range, whole
 
 DIGEST_BYTES: Final = 16
 THREADS: Final = 2
@@ -137,7 +138,7 @@ class Proof:
 
     async def take_new(self, segment: SegmentRef, kept: Callable[[int], Kept | None]) -> None:
         """Read a new segment from its first byte to its last; they come in order of stream and offset."""
-        if segment.bucket != self._bucket:
+        if self._bucket not in (SHARED, segment.bucket):
             raise mismatch(f"{segment.path} belongs to another bucket than {self._bucket}")
         try:
             inspection = await Inspection.begin(self._objects, segment)
@@ -161,7 +162,11 @@ class Proof:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def _check_group(self, inspection: Inspection, number: int, data: bytes, streams: dict[int, Kept | None]) -> None:
-        table, rows, extents = inspection.take(number, data)
+        table, rows, extents, buckets = inspection.take(number, data)
+        for bucket, extent in zip(buckets, extents, strict=True):
+            known = streams[extent.incarnation]
+            if known is not None and known.key != StreamKey(bucket, extent.stream):
+                raise mismatch(f"messages of {known.key} are called {bucket}/{extent.stream}")
         types = whole(table.column("content_type"))
         for incarnation, of_stream in groupby(extents, key=lambda extent: extent.incarnation):
             found, stream = list(of_stream), streams[incarnation]

@@ -24,6 +24,7 @@ from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
     SCHEMA,
+    SHARED,
     Pieces,
     SegmentInfo,
     SegmentWriter,
@@ -32,6 +33,10 @@ from millstream.tiers.segments import (
 )
 
 SEGMENT_BYTES: Final = 64 << 20
+# Buckets of which there is less than both share segments, if there are more of them than this.
+OWN_SEGMENT_BYTES: Final = 1 << 20
+OWN_SEGMENT_ROWS: Final = 4096
+SMALL_BUCKETS_MAX: Final = 16
 # So many messages, however small, are put in order at a time: about a hundred bytes of memory for each.
 SLAB_ROWS: Final = 1 << 19
 DAY_MS: Final = 86_400_000
@@ -76,10 +81,11 @@ class Owners:
             earliest[places[incarnation]] = offset
         earliest[-1] = _NEVER
         bucket_of, content_types = [stream.key.bucket for stream in streams], [one.content_type for one in streams]
+        self.bucket_of = bucket_of
         self._known = integers(incarnations)
         self._gone = integers(array("i", [len(streams)]), arrow.int32())[0]
         self.stream_names = [*(stream.key.stream for stream in streams), ""]
-        self.bucket_names = list(dict.fromkeys([*bucket_of, ""]))
+        self.bucket_names = sorted({*bucket_of, ""})
         self.incarnation_of = array("q", [*incarnations, 0])
         self.streams, self.incarnations = texts(self.stream_names), integers(self.incarnation_of)
         self.buckets = _numbers_of([*bucket_of, ""], self.bucket_names)
@@ -143,8 +149,9 @@ class Arranged:
         rows = compute.indices_nonzero(compute.greater(ends, owners.earliest.take(owner)))
         owner = owner.take(rows)
         day = compute.divide(times, integer(DAY_MS)).take(rows)
-        # Offsets are in order already, and stay so.
-        order = order_of(day, owners.ranks.take(owner))
+        large = self._large_buckets(owners, owner, starts.take(rows), ends.take(rows))
+        # Offsets are in order already, and stay so. Buckets that share a segment come first.
+        order = order_of(day, *([] if large is None else [large]), owners.ranks.take(owner))
         rows = rows.take(order)
         self._owners = owners
         self._owner = owner.take(order)
@@ -153,16 +160,41 @@ class Arranged:
         self._positions = column(messages.positions).take(rows)
         self._start_of, self._end_of = numbers(self._starts), numbers(self._ends)
         self._through = _through(self._starts, self._ends)
-        self.parts = self._cut_parts(day.take(order))
+        self.parts = self._cut_parts(day.take(order), None if large is None else large.take(order))
 
-    def _cut_parts(self, days: arrow.Array) -> list[Part]:
-        """A segment is of one bucket and one day."""
-        names = self._owners.bucket_names
-        return [
-            Part(names[same.value], day.start + same.start, day.start + same.stop)
-            for day in runs(days)
-            for same in runs(self._owners.buckets.take(self._owner.slice(day.start, day.stop - day.start)))
-        ]
+    @staticmethod
+    def _large_buckets(
+        owners: Owners, owner: arrow.Array, starts: arrow.Array, ends: arrow.Array
+    ) -> arrow.Array | None:
+        """For each row whether its bucket has enough for a segment of its own; None if all shall have one."""
+        if len(owners.bucket_names) - 1 <= SMALL_BUCKETS_MAX:
+            return None
+        sizes = arrow.table({"bucket": owners.buckets.take(owner), "size": compute.subtract(ends, starts)})
+        found = sizes.group_by("bucket", use_threads=False).aggregate([("size", "sum"), ("size", "count")])
+        is_large = compute.or_(
+            compute.greater_equal(found["size_sum"], integer(OWN_SEGMENT_BYTES)),
+            compute.greater_equal(found["size_count"], integer(OWN_SEGMENT_ROWS)),
+        )
+        if found.num_rows - (compute.sum(is_large).as_py() or 0) <= SMALL_BUCKETS_MAX:
+            return None
+        large = found.filter(is_large)["bucket"].combine_chunks()
+        return compute.cast(compute.is_in(sizes["bucket"], value_set=large), arrow.int8()).combine_chunks()
+
+    def _cut_parts(self, days: arrow.Array, large: arrow.Array | None) -> list[Part]:
+        """A segment is of one day, and of one bucket or of all small ones."""
+        parts = []
+        for day in runs(days):
+            first = day.start
+            if large is not None:
+                first += compute.sum(compute.equal(large.slice(day.start, day.stop - day.start), 0)).as_py() or 0
+            if first > day.start:
+                parts.append(Part(SHARED, day.start, first))
+            parts += self._parts_by_bucket(first, day.stop)
+        return parts
+
+    def _parts_by_bucket(self, first: int, stop: int) -> list[Part]:
+        names, buckets = self._owners.bucket_names, self._owners.buckets.take(self._owner.slice(first, stop - first))
+        return [Part(names[same.value], first + same.start, first + same.stop) for same in runs(buckets)]
 
     def row_group(self, part: Part, first: int) -> int:
         """Where the row group ends that begins with a row: large streams get several, small ones share one."""
@@ -175,7 +207,7 @@ class Arranged:
         messages, base = self._slab.messages.messages, self._slab.first
         return binaries([messages[base + row] for row in rows.to_pylist()])
 
-    def pieces(self, first: int, stop: int) -> Pieces:
+    def pieces(self, bucket: str, first: int, stop: int) -> Pieces:
         """What the rows hold of each stream."""
         streams, incarnations = self._owners.stream_names, self._owners.incarnation_of
         starts, ends = self._start_of[first:stop], self._end_of[first:stop]
@@ -188,14 +220,19 @@ class Arranged:
             [starts[row] for row in since],
             [ends[row - 1] for row in until],
             list(map(sub, until, since)),
+            [self._owners.bucket_of[owner] for owner in owners] if bucket == SHARED else (),
         )
 
     def batch(self, bucket: str, shard: int, first: int, stop: int) -> arrow.RecordBatch:
         rows = stop - first
         owner = self._owner.slice(first, rows)
-        zeros = integers(array("i", [0]) * rows, arrow.int32())
+        if bucket == SHARED:
+            buckets = texts(self._owners.bucket_names).take(self._owners.buckets.take(owner)).dictionary_encode()
+        else:
+            zeros = integers(array("i", [0]) * rows, arrow.int32())
+            buckets = arrow.DictionaryArray.from_arrays(zeros, texts([bucket]))
         columns = [
-            arrow.DictionaryArray.from_arrays(zeros, texts([bucket])),
+            buckets,
             self._owners.streams.take(owner),
             self._starts.slice(first, rows),
             self._ends.slice(first, rows),
@@ -242,7 +279,7 @@ def _encode(arranged: Arranged, part: Part, shard: int) -> EncodedSegment:
     first = part.first
     while first < part.stop:
         stop = arranged.row_group(part, first)
-        writer.write(arranged.batch(part.bucket, shard, first, stop), arranged.pieces(first, stop))
+        writer.write(arranged.batch(part.bucket, shard, first, stop), arranged.pieces(part.bucket, first, stop))
         first = stop
     info = writer.close(*arranged.bounds(part))
     data = memoryview(sink.getvalue()).cast("B")

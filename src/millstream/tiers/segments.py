@@ -13,7 +13,7 @@ import io
 import zlib
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, groupby, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,7 @@ import pyarrow as arrow
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from millstream.errors import Corrupt, Unavailable
+from millstream.errors import Corrupt, NotFound, OtherFormat, Unavailable
 from millstream.tiers.columns import binaries, integers
 
 FORMAT: Final = 1
@@ -45,6 +45,8 @@ SCHEMA: Final = arrow.schema(
     ]
 )
 
+# What stands for the bucket of a segment that several small ones share.
+SHARED: Final = ""
 _POSITION: Final = SCHEMA.get_field_index("position")
 # What a reader of one stream needs of a row group, and what the feed and a fork need besides.
 BYTES_COLUMNS: Final = ["payload", "offset_end"]
@@ -71,6 +73,7 @@ class Pieces(NamedTuple):
     starts: Sequence[int]
     ends: Sequence[int]
     rows: Sequence[int]
+    buckets: Sequence[str] = ()  # only in a segment that buckets share
 
 
 class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -85,6 +88,8 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     last_at_ms: int
     rows: int
     payload_bytes: int
+    # Of a segment that buckets share: each of them, in order, and how many of the extents are its own.
+    shared_by: list[tuple[str, int]] = []
 
 
 encode_extents: Final = msgspec.msgpack.Encoder().encode
@@ -110,6 +115,7 @@ class SegmentWriter:
         self._shard = shard
         self.extents: list[Extent] = []
         self._groups = self._rows = self._payload_bytes = 0
+        self._shared_by: list[tuple[str, int]] = []
 
     def write(self, batch: arrow.RecordBatch, pieces: Pieces) -> None:
         """One row group, of which the pieces are all there is."""
@@ -124,6 +130,11 @@ class SegmentWriter:
             firsts,
             pieces.rows,
         )
+        for bucket, same in groupby(pieces.buckets):
+            count = len(list(same))
+            if self._shared_by and self._shared_by[-1][0] == bucket:
+                count += self._shared_by.pop()[1]
+            self._shared_by.append((bucket, count))
         self._payload_bytes += sum(pieces.ends) - sum(pieces.starts)
         self._writer.write_batch(batch, row_group_size=batch.num_rows)
         self._rows += batch.num_rows
@@ -138,6 +149,7 @@ class SegmentWriter:
             *times,
             self._rows,
             self._payload_bytes,
+            self._shared_by,
         )
         self._writer.add_key_value_metadata(
             {_INDEX_KEY: _as_text(encode_extents(self.extents)), _SEGMENT_KEY: _as_text(_ENCODER.encode(info))}
@@ -160,6 +172,21 @@ class Footer(NamedTuple):
     info: SegmentInfo
     extents: list[Extent]
 
+    def of(self, bucket: str) -> Footer:
+        """The same with nothing but the bucket's extents."""
+        first = 0
+        for name, count in self.info.shared_by or [(self.info.bucket, len(self.extents))]:
+            if name == bucket:
+                return self._replace(extents=self.extents[first : first + count])
+            first += count
+        return self._replace(extents=[])
+
+    def buckets(self) -> list[str]:
+        """For each extent whose it is."""
+        return [
+            name for name, count in self.info.shared_by or [(self.info.bucket, len(self.extents))] for _ in range(count)
+        ]
+
 
 def footer_bytes(tail: bytes | memoryview, path: str) -> int:
     """How many bytes at a file's end hold its footer, by its last eight."""
@@ -180,7 +207,7 @@ def decode_footer(tail: bytes, path: str, checksum: int) -> Footer:
     except (arrow.ArrowException, OSError, KeyError, msgspec.MsgspecError, UnicodeError) as error:
         raise Corrupt(f"the footer of segment {path} cannot be read: {error}") from None
     if info.format != FORMAT:
-        raise Corrupt(f"segment {path} has format {info.format}; this millstream reads format {FORMAT}")
+        raise OtherFormat(f"segment {path}", found=info.format, known=FORMAT)
     return Footer(metadata, info, extents)
 
 
@@ -283,13 +310,17 @@ def read_columns(
     return _read(metadata, group, arrow.PythonFile(_Window(data, start), mode="r"), path, columns)
 
 
-def read_file_columns(metadata: parquet.FileMetaData, group: int, file: Path, columns: list[str]) -> arrow.Table:
+def read_file_columns(
+    metadata: parquet.FileMetaData, group: int, file: Path, path: str, columns: list[str]
+) -> arrow.Table:
     """The same straight from a file."""
     try:
         source = arrow.OSFile(str(file))
+    except FileNotFoundError:
+        raise NotFound(f"the object {path} is not in the store", code="object_not_found") from None
     except OSError as error:
-        raise Unavailable(f"segment {file} cannot be read: {error}", code="object_store_unavailable") from None
-    return _read(metadata, group, source, str(file), columns)
+        raise Unavailable(f"segment {path} cannot be read: {error}", code="object_store_unavailable") from None
+    return _read(metadata, group, source, path, columns)
 
 
 def _read(

@@ -12,10 +12,13 @@ import asyncio
 import importlib.util
 import json
 import logging
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,6 +49,8 @@ class CompactionLimits:
     # How long history stays readable although a snapshot stands for it; None is for ever.
     retention_seconds: float | None = None
     snapshot_bytes_max: int = 128 << 20
+    # Address space of the process that merges.
+    merging_bytes_max: int = 1 << 30
 
 
 class CompactionFailed(MillstreamError):
@@ -80,7 +85,7 @@ class Compactor:
         self._known.add(incarnation)
         self._waiting.append(incarnation)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = self._shard.supervisor.start("yjs compaction", self._run)
 
     async def stop(self) -> None:
         """Give up what is under way: nothing is lost by that, the next update after a restart asks again."""
@@ -90,9 +95,11 @@ class Compactor:
         while self._waiting:
             incarnation = self._waiting.popleft()
             stream = self._shard.machine.by_incarnation(incarnation)
-            if stream is not None and not stream.deleted:
-                await self._try(stream)
-            self._known.discard(incarnation)
+            try:
+                if stream is not None and not stream.deleted:
+                    await self._try(stream)
+            finally:
+                self._known.discard(incarnation)
             if stream is not None and not stream.deleted:
                 self.consider(stream)  # it may have grown as much again meanwhile
         self._task = None
@@ -136,8 +143,10 @@ class Compactor:
         await self._trim(stream, end)
 
     async def _merge(self, pieces: AsyncIterator[bytes], upload: Upload) -> dict[str, Any]:
+        command = [sys.executable, "-m", "millstream.yjs.merging", str(self.limits.merging_bytes_max)]
+        # In a group of its own, with the children it makes: whoever ends it ends them.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "millstream.yjs.merging", stdin=PIPE, stdout=PIPE, limit=PIECE_BYTES
+            *command, stdin=PIPE, stdout=PIPE, limit=PIECE_BYTES, start_new_session=True
         )
         try:
             async with asyncio.timeout(MERGE_SECONDS_MAX):
@@ -148,7 +157,8 @@ class Compactor:
             raise CompactionFailed(f"merging took longer than {MERGE_SECONDS_MAX:.0f} seconds") from None
         finally:
             if process.returncode is None:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if code != 0:
             raise CompactionFailed(f"the merging process ended with code {code}")
@@ -169,7 +179,7 @@ class Compactor:
         """The snapshot so far and the messages after it, as the merging process reads them."""
         yield LENGTH.pack(snapshot.size if snapshot is not None else 0)
         if snapshot is not None:
-            async for piece in self._shard.blobs.read(snapshot.blob, snapshot.size):
+            async for piece in await self._shard.blobs.open(snapshot):
                 yield piece
         for place in cut:
             messages = await self._shard.reader.fetch(place)
@@ -232,7 +242,7 @@ class Compactor:
         """Give up the history that is older than it need be; never what no snapshot stands for."""
         if self.limits.retention_seconds is None:
             return
-        oldest_ms = self._shard.clock.now_ms() - int(self.limits.retention_seconds * 1000)
+        oldest_ms = self._shard.expiry_clock.now_ms() - int(self.limits.retention_seconds * 1000)
         boundary = self._shard.reader.oldest_since(stream, oldest_ms, snapshot_offset)
         if boundary > stream.earliest:
             self._shard.trim(stream, boundary, lambda outcome: None)

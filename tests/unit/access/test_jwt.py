@@ -1,4 +1,4 @@
-"""JWTs: the three algorithms, the claims, and the ways to cheat."""
+"""JWTs: the four algorithms, the claims, and the ways to cheat."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def refusal(token: str, rules: JwtRules = RULES, now_ms: int = NOW_MS) -> str:
 
 
 @pytest.mark.parametrize("with_kid", [True, False])
-@pytest.mark.parametrize(("algorithm", "kid"), [("HS256", "shared"), ("RS256", "rsa"), ("EdDSA", "ed")])
+@pytest.mark.parametrize(
+    ("algorithm", "kid"), [("HS256", "shared"), ("RS256", "rsa"), ("ES256", "p256"), ("EdDSA", "ed")]
+)
 def test_each_algorithm_verifies_and_yields_subject_scopes_and_expiry(algorithm: str, kid: str, with_kid: bool) -> None:
     token = ISSUER.sign(CLAIMS, algorithm, **({"kid": kid} if with_kid else {}))
     principal = verifier().verify(token, NOW_MS)
@@ -50,7 +52,9 @@ def test_each_algorithm_verifies_and_yields_subject_scopes_and_expiry(algorithm:
     assert principal.expires_at_ms == (NOW_S + 60) * 1000 + 5000
 
 
-@pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "", None, "HS512", "ES256", ["EdDSA"]])
+@pytest.mark.parametrize(
+    "algorithm", ["none", "None", "NONE", "", None, "HS512", "ES256", "ES384", "PS256", ["EdDSA"], {}]
+)
 def test_no_algorithm_or_an_unknown_one_is_refused(algorithm: object) -> None:
     head = b64(json.dumps({"alg": algorithm}).encode())
     body = b64(json.dumps(CLAIMS).encode())
@@ -77,7 +81,7 @@ def test_a_key_that_the_token_brings_itself_is_not_used() -> None:
     assert "signature" in refusal(token)
 
 
-@pytest.mark.parametrize("algorithm", ["HS256", "RS256", "EdDSA"])
+@pytest.mark.parametrize("algorithm", ["HS256", "RS256", "ES256", "EdDSA"])
 def test_any_flipped_bit_of_the_signed_part_is_refused(algorithm: str) -> None:
     token = ISSUER.sign(CLAIMS, algorithm)
     head, body, signature = token.split(".")
@@ -95,6 +99,10 @@ def test_any_flipped_bit_of_the_signed_part_is_refused(algorithm: str) -> None:
         ({"exp": "soon"}, "not a time"),
         ({"exp": True}, "not a time"),
         ({"exp": 1e300}, "not a time"),
+        ({"exp": 10**400}, "not a time"),
+        ({"exp": float("nan")}, "not a time"),
+        ({"exp": float("inf")}, "not a time"),
+        ({"nbf": -float("inf")}, "not a time"),
         ({"nbf": NOW_S + 6}, "not valid yet"),
         ({"iss": "https://other.example"}, "issuer"),
         ({"iss": None}, "issuer"),
@@ -126,8 +134,21 @@ def test_a_token_for_an_audience_is_refused_where_none_is_configured() -> None:
     assert "somebody else" in refusal(ISSUER.sign(CLAIMS), JwtRules(issuer=RULES.issuer))
 
 
-def test_a_critical_extension_is_refused() -> None:
-    assert "extension" in refusal(ISSUER.sign(CLAIMS, crit=["exp"]))
+@pytest.mark.parametrize("header", [{"crit": ["exp"]}, {"crit": ["b64"], "b64": True}, {"crit": []}, {"crit": "exp"}])
+def test_a_critical_extension_is_refused(header: dict[str, Any]) -> None:
+    assert "extension" in refusal(ISSUER.sign(CLAIMS, **header))
+
+
+@pytest.mark.parametrize("header", [{"kid": 7}, {"kid": ["ed"]}, {"b64": False}])
+def test_a_header_that_is_malformed_is_refused(header: dict[str, Any]) -> None:
+    refusal(ISSUER.sign(CLAIMS, **header))
+
+
+@pytest.mark.parametrize("body", ["", "[]", "7", "{", "[" * 5000, '{"exp": ' + "9" * 5000 + "}", "\ud800"])
+def test_claims_that_are_no_json_object_are_refused(body: str) -> None:
+    head = b64(json.dumps({"alg": "EdDSA", "kid": "ed"}).encode())
+    signed = f"{head}.{b64(body.encode(errors='surrogatepass'))}"
+    assert "not a JWT" in refusal(f"{signed}.{b64(ISSUER.signature('EdDSA', signed.encode()))}")
 
 
 @given(st.text(max_size=60))
@@ -151,6 +172,11 @@ def test_a_token_that_is_too_long_is_refused() -> None:
         b'{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB"}]}',
         b'{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "AQAB"}]}',
         b'{"keys": [{"kty": "oct", "k": "!!!!"}]}',
+        b'{"keys": [{"kty": "oct", "k": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIj+/=="}]}',
+        b'{"keys": [{"kty": "oct", "k": ["AQAB"]}]}',
+        b'{"keys": [{"kty": ["oct"], "k": "AQAB"}]}',
+        b'{"keys": [{"kty": "EC", "crv": "P-256"}]}',
+        b'{"keys": [{"kty": "EC", "crv": "P-256", "x": "AQAB", "y": "AQAB"}]}',
     ],
 )
 def test_a_key_set_that_is_malformed_or_weak_is_refused(jwks: bytes) -> None:
@@ -159,6 +185,41 @@ def test_a_key_set_that_is_malformed_or_weak_is_refused(jwks: bytes) -> None:
 
 
 def test_keys_for_other_uses_and_algorithms_are_skipped() -> None:
-    others = [{"kty": "EC", "crv": "P-256"}, {**ISSUER.jwks()["keys"][1], "alg": "PS256"}]
+    others = [
+        {"kty": "EC", "crv": "P-384"},
+        {"kty": "OKP", "crv": "X25519"},
+        {"kty": "new"},
+        {**ISSUER.jwks()["keys"][1], "alg": "PS256"},
+    ]
     encryption = {**ISSUER.jwks()["keys"][1], "use": "enc"}
     assert read_jwks(json.dumps({"keys": [*others, encryption]}).encode(), "keys") == []
+
+
+def test_a_point_that_is_not_on_the_curve_is_refused() -> None:
+    key = ISSUER.jwks()["keys"][3]
+    with pytest.raises(ConfigurationError) as caught:
+        read_jwks(json.dumps({"keys": [{**key, "y": key["x"]}]}).encode(), "keys")
+    assert key["x"] not in caught.value.message
+
+
+def test_a_key_that_would_pass_for_another_kind_is_refused_when_it_is_read() -> None:
+    key = {"kty": "oct", "k": b64(ISSUER.rsa_public_pem())}
+    with pytest.raises(ConfigurationError, match="key number 0"):
+        read_jwks(json.dumps({"keys": [key]}).encode(), "keys")
+
+
+def test_a_key_of_too_many_bits_is_refused() -> None:
+    key = {"kty": "RSA", "e": "AQAB", "n": b64(b"\xff" * 2049)}
+    with pytest.raises(ConfigurationError, match="bits"):
+        read_jwks(json.dumps({"keys": [key]}).encode(), "keys")
+
+
+def test_a_private_key_verifies_what_it_signed() -> None:
+    keys = ISSUER.jwks()["keys"]
+    private = [
+        {**keys[1], "d": "AQAB"},
+        {**keys[2], "d": b64(ISSUER.ed25519.private_bytes_raw())},
+        {**keys[3], "d": "AQ"},
+    ]
+    for algorithm in ("RS256", "EdDSA", "ES256"):
+        assert verifier(jwks={"keys": private}).verify(ISSUER.sign(CLAIMS, algorithm), NOW_MS).name == "ada"

@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from scripts.command_docs import render
 
 from millstream import cli
-from millstream.cli.command_docs import render
 from millstream.cli.main import COMMANDS, build_parser
 from millstream.cli.tree import Command, commands
 
@@ -19,7 +19,7 @@ LEAVES = [command for command in ALL if command.path and not command.subcommands
 
 
 def test_command_reference_is_up_to_date() -> None:
-    assert DOCUMENT.read_text() == render(), "run python -m millstream.cli.command_docs > docs/cli.md"
+    assert DOCUMENT.read_text() == render(), "run make generate"
 
 
 def test_every_module_that_has_a_command_is_a_command() -> None:

@@ -1,46 +1,14 @@
-"""Completion scripts, asked by the shells they are for."""
+"""Completion scripts offer every command and option there is."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from millstream.cli.main import COMMANDS, build_parser, main
+from millstream.cli.main import COMMANDS, build_parser
 from millstream.cli.tree import commands
-
-SHELLS = ("bash", "zsh", "fish")
-
-# In zsh and bash the completion function is called as the shell would; zsh's own part in it is played by two functions.
-ASK = {
-    "bash": 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _millstream;'
-    ' printf "%s\\n" "${COMPREPLY[@]}"',
-    "zsh": "compdef() { :; }; compadd() { shift; print -l -- ${(M)@:#${words[CURRENT]}*}; }; _files() { print FILES; };"
-    ' source "$1"; shift; words=("$@"); CURRENT=$#; _millstream',
-    "fish": 'source $argv[1]; complete -C (string join " " -- $argv[2..-1])',
-}
-
-
-def script(shell: str) -> str:
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        assert main(["completion", shell]) == 0
-    return output.getvalue()
-
-
-def complete(shell: str, folder: Path, *words: str) -> list[str]:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    file = folder / shell
-    file.write_text(script(shell))
-    command = [shell, "-c", ASK[shell], str(file)] if shell == "fish" else [shell, "-c", ASK[shell], shell, str(file)]
-    shown = subprocess.run([*command, *words], capture_output=True, text=True, timeout=30, cwd=folder)
-    assert shown.stderr == ""
-    return [line.partition("\t")[0] for line in shown.stdout.splitlines() if line]
+from support.shells import SHELLS, complete, script
 
 
 @pytest.mark.parametrize("shell", SHELLS)

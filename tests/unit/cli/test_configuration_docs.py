@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millstream.cli.configuration_docs import render
+from scripts.configuration_docs import render
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_configuration_reference_is_up_to_date() -> None:
-    assert DOCUMENT.read_text() == render(), "run python -m millstream.cli.configuration_docs > docs/configuration.md"
+    assert DOCUMENT.read_text() == render(), "run make generate"

@@ -32,7 +32,7 @@ def test_a_token_is_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Captu
     assert token.removeprefix(f"mst_{token_id}_") not in listed
     assert run(tmp_path, "revoke", token_id) == 0
     assert read_tokens(tmp_path / "tokens.json").find(token) is None
-    assert run(tmp_path, "revoke", token_id) == 1
+    assert run(tmp_path, "revoke", token_id) == 3
     assert "token ls shows the ids" in capsys.readouterr().err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.client.errors import BadAnswer, ClientError, ConnectionFailed, NotFound, Unavailable
-from millstream.client.live import Position, follow, follow_feed
+from millstream.client.live import Mode, Position, follow, follow_feed
 from millstream.client.messages import Request, Response
 from millstream.protocol.offsets import format_offset, parse_offset
 from millstream.protocol.sse import encode_control, encode_data
@@ -56,8 +57,8 @@ class Model:
     def _events(self, offset: int) -> bytes:
         stream = b": hello\n\n"
         for index in range(self._from(offset), len(self.messages)):
-            stream += encode_data(self.content_type, [self.messages[index]])
             token = format_offset(self.ends[index])
+            stream += encode_data(self.content_type, [self.messages[index]], token)
             stream += encode_control(token, cursor="1", up_to_date=False, closed=False)
         last = format_offset(self.ends[-1] if self.ends else 0)
         return stream + encode_control(last, cursor=None, up_to_date=True, closed=True)
@@ -89,7 +90,7 @@ values = st.lists(st.text(min_size=1, max_size=8) | st.integers() | st.lists(st.
 
 
 @given(values, st.lists(st.integers(0, 60), max_size=60), st.sampled_from(["sse", "long-poll", "auto"]))
-def test_json_messages_arrive_once_and_in_order(found: list[object], faults: list[int], mode: str) -> None:
+def test_json_messages_arrive_once_and_in_order(found: list[object], faults: list[int], mode: Mode) -> None:
     messages = [json.dumps(value).encode() for value in found]
     model = Model(JSON, messages, faults)
     position = Position("-1")
@@ -132,11 +133,11 @@ def test_nonsense_in_events_is_named() -> None:
     for stream in (b"event: control\ndata: {}\n\n", b"event: control\ndata: nonsense\n\n"):
         conversation = follow("/s", Position("-1"), "sse", JSON, settings())
         with pytest.raises(BadAnswer):
-            list(emitted(conversation, lambda *_: Response(200, EVENTS), lambda stream=stream: stream))
+            list(emitted(conversation, lambda *_: Response(200, EVENTS), partial(bytes, stream)))
 
 
 @pytest.mark.parametrize("mode", ["sse", "long-poll"])
-def test_nobody_is_set_back_by_a_server_that_has_less(mode: str) -> None:
+def test_nobody_is_set_back_by_a_server_that_has_less(mode: Mode) -> None:
     """Such a server sends what it has next, from its own end on: a repeat, or something else altogether."""
     model = Model(JSON, [b"1", b"2", b"3"], [])
     position = Position(format_offset(5))
@@ -158,7 +159,13 @@ def test_a_missing_stream_is_not_waited_for() -> None:
 
 
 def item(position: int, payload: bytes) -> bytes:
-    described = {"event": "message", "bucket": "team", "stream": "s", "offset": "0", "next_offset": "1"}
+    described: dict[str, object] = {
+        "event": "message",
+        "bucket": "team",
+        "stream": "s",
+        "offset": "0",
+        "next_offset": "1",
+    }
     described |= {"position": position, "appended_at_ms": 1, "content_type": BYTES}
     described |= {"encoding": "base64", "payload": b64encode(payload).decode()}
     return json.dumps(described).encode()

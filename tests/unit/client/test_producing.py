@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from support.conversations import Script, settings
 JSON = "application/json"
 
 
-def state(*, content_type: str = JSON, **options: object) -> ProducerState:
+def state(*, content_type: str = JSON, **options: Any) -> ProducerState:
     return ProducerState(ProducerOptions("p", **options), content_type)
 
 

@@ -61,7 +61,8 @@ def configured(*settings: str) -> Config:
         (("cold.backend=s3", "cluster.secret="), "cluster.secret"),
         (("cold.backend=s3", "cluster.replicas=5"), "cluster.replicas"),
         (("cold.backend=s3", "cluster.tls_key=/k"), "tls_certificate"),
-        (("cold.backend=s3", "server.listen=0.0.0.0:1"), "server.listen"),
+        (("cold.backend=s3", "server.listen=0.0.0.0:80"), "server.listen"),
+        (("cold.backend=s3", "cluster.routes=a:4437,b:4437"), "cluster.routes"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(settings: tuple[str, ...], word: str) -> None:

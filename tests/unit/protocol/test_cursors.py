@@ -1,4 +1,4 @@
-"""Cursors: interval numbers since 2024-10-09, always beyond the one a client echoes."""
+"""Cursors: intervals since 2024-10-09, always beyond the one a client echoes; and which stream they are of."""
 
 from __future__ import annotations
 
@@ -8,40 +8,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.protocol.cursors import EPOCH_MS, JITTER_SECONDS, next_cursor
+from millstream.protocol.cursors import EPOCH_MS, JITTER_SECONDS, Cursor, next_interval, parse_cursor
+from millstream.protocol.offsets import OFFSET_MAX, Offset
 
 times = st.integers(EPOCH_MS, EPOCH_MS + 10**12)
 jitters = st.floats(*JITTER_SECONDS)
+intervals = st.integers(0, 10**15)
+offsets = st.integers(0, OFFSET_MAX).map(Offset)
+cursors = st.tuples(intervals, st.integers(0, 10**18 - 1), offsets).map(Cursor._make) | intervals.map(Cursor)
 
 
 def test_the_epoch_is_the_ninth_of_october_2024() -> None:
     assert datetime(2024, 10, 9, tzinfo=UTC).timestamp() * 1000 == EPOCH_MS
-    assert next_cursor(EPOCH_MS, None, 1.0) == "0"
-    assert next_cursor(EPOCH_MS + 19_999, None, 1.0) == "0"
-    assert next_cursor(EPOCH_MS + 20_000, None, 1.0) == "1"
+    assert next_interval(EPOCH_MS, None, 1.0) == 0
+    assert next_interval(EPOCH_MS + 19_999, None, 1.0) == 0
+    assert next_interval(EPOCH_MS + 20_000, None, 1.0) == 1
+    assert next_interval(0, None, 1.0) == 0
 
 
-@given(times, st.integers(0, 10**15), jitters)
+@given(cursors)
+def test_a_cursor_survives_the_round_trip_and_is_digits_alone(cursor: Cursor) -> None:
+    assert str(cursor).isascii() and str(cursor).isdigit()
+    assert parse_cursor(str(cursor)) == cursor
+
+
+@given(times, cursors, jitters)
 def test_a_cursor_is_greater_than_the_one_echoed_and_never_behind_the_clock(
-    now_ms: int, echoed: int, jitter: float
+    now_ms: int, echoed: Cursor, jitter: float
 ) -> None:
-    current = int(next_cursor(now_ms, None, jitter))
-    cursor = int(next_cursor(now_ms, str(echoed), jitter))
-    assert cursor > echoed or cursor == current > echoed
-    assert cursor >= current
+    current = next_interval(now_ms, None, jitter)
+    interval = next_interval(now_ms, echoed, jitter)
+    assert interval > echoed.interval or interval == current > echoed.interval
+    assert interval >= current
     # One hour of jitter at most: a client cannot be pushed out of all collapsing.
-    assert cursor <= max(current, echoed + 180)
+    assert interval <= max(current, echoed.interval + 180)
+    # Whatever else a cursor says, a later one is the greater number, in doubles too, as JavaScript has them.
+    following = echoed._replace(interval=interval)
+    assert int(str(following)) > int(str(echoed))
+    if echoed.interval < 2**40:
+        assert float(str(following)) > float(str(echoed))
 
 
-@given(times, jitters)
-def test_a_cursor_that_is_echoed_keeps_moving(now_ms: int, jitter: float) -> None:
-    cursor = next_cursor(now_ms, None, jitter)
-    for _ in range(3):
-        following = next_cursor(now_ms, cursor, jitter)
-        assert int(following) > int(cursor)
-        cursor = following
-
-
-@pytest.mark.parametrize("echoed", ["", "abc", "-5", "1.5", "1e9", " 1", "²", "٣", "9" * 17, "1\n"])
-def test_a_cursor_that_is_no_number_is_ignored(echoed: str) -> None:
-    assert next_cursor(EPOCH_MS + 100_000, echoed, 60.0) == "5"
+@pytest.mark.parametrize("echoed", ["", "abc", "-5", "1.5", "1e9", " 1", "²", "٣", "9" * 17, "1\n", "9" * 40, "9" * 51])
+def test_what_is_no_cursor_is_none(echoed: str) -> None:
+    assert parse_cursor(echoed) is None

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from millstream.protocol.etags import format_etag, none_match, state_matches
+from millstream.protocol.etags import continues_another, format_etag, none_match, state_matches
 from millstream.protocol.offsets import OFFSET_MAX, format_offset
 
 states = st.tuples(st.integers(1, 2**63), st.integers(0, OFFSET_MAX).map(format_offset), st.booleans())
@@ -71,3 +71,14 @@ def test_a_weak_tag_serves_if_none_match_but_not_if_match() -> None:
     assert none_match(f"W/{tag}", tag)
     # RFC 9110 §13.1.1: If-Match compares strongly.
     assert not state_matches(f"W/{tag}", 10, format_offset(5), False)
+
+
+@given(states, states, starts, st.sampled_from(["{}", "W/{}", '"other", {}']))
+def test_a_tag_of_another_incarnation_continues_another_where_it_ended(
+    one: Any, other: Any, start: str, form: str
+) -> None:
+    assume(one[0] != other[0])
+    header = form.format(format_etag(one[0], start, one[1], one[2]))
+    assert continues_another(header, other[0], one[1])
+    assert not continues_another(header, one[0], one[1])
+    assert one[1] == other[1] or not continues_another(header, other[0], other[1])

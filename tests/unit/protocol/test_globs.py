@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.protocol.globs import literal_prefix, matches
+from millstream.protocol.globs import Patterns, literal_prefix, matches
 
 segments = st.sampled_from(["a", "b", "ab", "é", "a*"])
 patterns = st.lists(st.sampled_from(["*", "**"]) | segments, min_size=1, max_size=6).map("/".join)
@@ -61,3 +61,19 @@ def test_a_hostile_pattern_does_not_backtrack() -> None:
     started = time.monotonic()
     assert not matches("/".join(["**", "a"] * 60), "/".join(["a"] * 59 + ["b"]))
     assert time.monotonic() - started < 1.0
+
+
+@settings(max_examples=200)
+@given(st.lists(patterns, max_size=12), st.data(), paths)
+def test_many_patterns_at_once_match_as_each_of_them(many: list[str], data: st.DataObject, path: str) -> None:
+    tree = Patterns()
+    kept = {str(number): pattern for number, pattern in enumerate(many)}
+    for name, pattern in kept.items():
+        tree.add(name, pattern)
+    for name in data.draw(st.lists(st.sampled_from(sorted(kept)), unique=True)) if kept else []:
+        tree.remove(name, kept.pop(name))
+    wanted = {name for name, pattern in kept.items() if reference(pattern.split("/"), path.split("/"))}
+    assert tree.matching(path) == wanted
+    for name, pattern in kept.items():
+        tree.remove(name, pattern)
+    assert not tree

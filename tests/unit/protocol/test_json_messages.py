@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from millstream.errors import InvalidRequest
+from millstream.errors import InvalidRequest, PayloadTooLarge
+from millstream.protocol import json_messages
 from millstream.protocol.json_messages import join_messages, split_messages
 
 values = st.recursive(
@@ -170,3 +172,40 @@ def test_a_body_nested_too_deeply_is_refused_not_a_crash(opening: bytes) -> None
 def test_a_body_that_is_not_utf8_is_refused_with_the_place() -> None:
     with pytest.raises(InvalidRequest, match="byte 2"):
         split_messages(b'["\xff"]')
+
+
+@given(st.lists(values, max_size=12), st.booleans(), spaces, st.integers(1, 7), st.integers(0, 13))
+@example([{"a": 'x",]"', "b\\": ["\\\\", ","]}, [[], [1, [2, 3]]], '\\"', {}], True, "", 3, 4)
+def test_an_array_is_refused_exactly_if_it_has_more_elements_than_allowed(
+    elements: list[Any], ascii_only: bool, space: str, slice_bytes: int, limit: int
+) -> None:
+    """Counted in slices of a few bytes, so that every kind of token lies across the edge of one."""
+    body = b"[" + f"{space},{space}".encode().join(encoded(element, ascii_only) for element in elements) + b"]"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_messages, "_COUNTED_SLICE", slice_bytes)
+        if len(elements) > max(limit, 1):
+            with pytest.raises(PayloadTooLarge) as refusal:
+                split_messages(body, max(limit, 1))
+            assert refusal.value.code == "too_many_messages"
+        else:
+            assert len(split_messages(body, max(limit, 1))) == len(elements)
+
+
+@given(st.text('[]{},"\\\\1 ', max_size=60), st.integers(1, 7), st.integers(1, 5))
+def test_what_is_no_json_is_refused_before_more_elements_are_made_than_allowed(
+    text: str, slice_bytes: int, limit: int
+) -> None:
+    body = b"[" + text.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_messages, "_COUNTED_SLICE", slice_bytes)
+        with suppress(InvalidRequest):
+            assert len(split_messages(body, limit)) <= limit
+        # As much of it as is valid, closed: if that has more elements, the whole was refused for their number.
+        for end in range(len(body), 0, -1):
+            if body[end - 1 : end] == b",":
+                try:
+                    count = len(split_messages(body[: end - 1] + b"]"))
+                except InvalidRequest:
+                    continue
+                assert json_messages._has_more(body, limit) or count <= limit
+                break

@@ -22,7 +22,8 @@ from millstream.protocol.keys import (
     stream_key_of,
 )
 
-segment = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=10).filter(
+# Four of them fit a key, however many bytes their characters take.
+segment = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=7).filter(
     lambda text: ".." not in text
 )
 paths = st.lists(segment, min_size=1, max_size=4).map("/".join)
@@ -85,7 +86,9 @@ def test_a_bucket_name_of_the_allowed_letters_is_accepted(name: str) -> None:
     assert parse_bucket(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "abc", "x" * 65, "Logs", "lo gs", "lögs", "lo.gs", "logs\n", *RESERVED_BUCKETS])
+@pytest.mark.parametrize(
+    "name", ["", "abc", "x" * 65, "Logs", "lo gs", "lögs", "lo.gs", "logs\n", *sorted(RESERVED_BUCKETS)]
+)
 def test_any_other_bucket_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_bucket(name)

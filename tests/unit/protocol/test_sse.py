@@ -30,38 +30,38 @@ def with_plain_line_ends(text: str) -> str:
 @example("a\r\r\n\nb\r")
 @example("\n\nevent: control\ndata: forged\n\n")
 def test_a_text_payload_arrives_whole(text: str) -> None:
-    assert parse_events(encode_event(b"data", text.encode())) == [Event("data", with_plain_line_ends(text), "")]
+    assert parse_events(encode_event(b"data", text.encode(), b"7")) == [Event("data", with_plain_line_ends(text), "7")]
 
 
 @given(st.lists(texts.filter(bool), min_size=1, max_size=4))
 def test_a_run_of_text_messages_is_one_event(messages: list[str]) -> None:
-    stream = encode_data("text/plain", [message.encode() for message in messages])
-    assert parse_events(stream) == [Event("data", with_plain_line_ends("".join(messages)), "")]
+    stream = encode_data("text/plain", [message.encode() for message in messages], "7")
+    assert parse_events(stream) == [Event("data", with_plain_line_ends("".join(messages)), "7")]
 
 
 @given(st.lists(st.binary(min_size=1), min_size=1, max_size=4))
 def test_a_run_of_binary_messages_is_one_base64_text(messages: list[bytes]) -> None:
-    (event,) = parse_events(encode_data("application/octet-stream", messages))
+    (event,) = parse_events(encode_data("application/octet-stream", messages, "7"))
     assert b64decode(event.data, validate=True) == b"".join(messages)
 
 
 @given(st.lists(st.recursive(st.integers() | st.text(), st.lists, max_leaves=4), min_size=1, max_size=4))
 def test_a_run_of_json_messages_is_one_array(values: list[object]) -> None:
     messages = [json.dumps(value, indent=1).encode() for value in values]
-    (event,) = parse_events(encode_data("application/json; charset=utf-8", messages))
+    (event,) = parse_events(encode_data("application/json; charset=utf-8", messages, "7"))
     assert json.loads(event.data) == values
     assert event.data.encode() == join_messages(messages)
 
 
 @given(st.lists(texts, min_size=1, max_size=5))
 def test_events_and_heartbeats_in_a_row_stay_apart(payloads: list[str]) -> None:
-    stream = b"".join(encode_event(b"data", payload.encode()) + HEARTBEAT for payload in payloads)
+    stream = b"".join(encode_event(b"data", payload.encode(), b"7") + HEARTBEAT for payload in payloads)
     assert [event.data for event in parse_events(stream)] == [with_plain_line_ends(text) for text in payloads]
 
 
 @given(texts)
 def test_an_event_cut_short_is_not_seen(text: str) -> None:
-    assert parse_events(encode_event(b"data", text.encode())[:-1]) == []
+    assert parse_events(encode_event(b"data", text.encode(), b"7")[:-1]) == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_control_event_says_what_the_client_needs(
     up_to_date: bool, closed: bool, expected: dict[str, object]
 ) -> None:
     (event,) = parse_events(encode_control("o", cursor="7", up_to_date=up_to_date, closed=closed))
-    assert event.type == "control"
+    assert (event.type, event.id) == ("control", "o")
     assert json.loads(event.data) == expected
 
 

@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import InvalidRequest
-from millstream.protocol.webhooks import WebhookSigner, checked_url, is_development_host, is_forbidden_address
+from millstream.protocol.webhook_targets import (
+    NO_PRIVATE_TARGETS,
+    THIS_MACHINE,
+    PrivateTargets,
+    checked_url,
+    is_forbidden_address,
+)
+from millstream.protocol.webhooks import WebhookSigner
 
 PRIVATE_V4 = ["10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "100.64.0.1"]
 LOCAL_V4 = ["127.0.0.1", "127.255.255.254", "0.0.0.0", "169.254.1.1", "255.255.255.255", "240.0.0.1"]
@@ -66,9 +73,9 @@ def test_the_jwk_holds_no_private_half() -> None:
     assert set(WebhookSigner(b"s" * 32).jwk) == {"kty", "crv", "x", "kid", "use", "alg"}
 
 
-def reason(url: str) -> str:
+def reason(url: str, allowed: PrivateTargets = NO_PRIVATE_TARGETS) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        checked_url(url)
+        checked_url(url, allowed)
     assert caught.value.code == "WEBHOOK_URL_REJECTED"
     return caught.value.message
 
@@ -82,14 +89,53 @@ def reason(url: str) -> str:
         "https://[2606:2800:220:1:248:1893:25c8:1946]/",
         "https://0xdeadbeef.example.com/",
         "https://10.example.com/",
-        "http://localhost:9000/hook",
-        "http://LOCALHOST/hook",
-        "http://127.0.0.1:9000/hook",
-        "http://127.0.0.42/",
     ],
 )
-def test_a_public_https_url_or_a_local_development_url_is_allowed(url: str) -> None:
-    assert checked_url(url).hostname
+def test_a_public_https_url_is_allowed(url: str) -> None:
+    assert checked_url(url, NO_PRIVATE_TARGETS).hostname
+
+
+DEVELOPMENT = ["http://localhost:9000/hook", "http://LOCALHOST./x", "http://127.0.0.1:9000/", "http://127.0.0.42/"]
+
+
+@pytest.mark.parametrize("url", DEVELOPMENT)
+def test_this_machine_is_a_target_only_where_that_is_allowed(url: str) -> None:
+    assert checked_url(url, THIS_MACHINE).hostname
+    assert "private_targets" in reason(url)
+    assert "private_targets" in reason(url, PrivateTargets.parse(["10.0.0.0/8"]))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.1.1/", "http://[::1]/", "https://10.0.0.1/", "http://169.254.169.254/"])
+def test_where_this_machine_is_allowed_nothing_else_private_is(url: str) -> None:
+    reason(url, THIS_MACHINE)
+
+
+def test_the_operator_names_private_networks_and_hosts() -> None:
+    allowed = PrivateTargets.parse(["10.1.0.0/16", "fd00:1::/32", "192.168.7.7", "hooks.internal"])
+    for url in (
+        "http://10.1.2.3:8080/x",
+        "https://10.1.2.3/",
+        "http://[fd00:1::5]/",
+        "https://192.168.7.7/",
+        "http://Hooks.Internal./",
+        "http://[::ffff:10.1.2.3]/",
+        "https://example.com/",
+    ):
+        checked_url(url, allowed)
+    for url in ("http://10.2.0.1/", "https://192.168.7.8/", "https://127.0.0.1/", "http://a.hooks.internal/"):
+        reason(url, allowed)
+    # What a name resolves to is judged again when it is called.
+    assert allowed.may_reach("example.com", "10.1.9.9") and not allowed.may_reach("example.com", "10.2.9.9")
+    assert allowed.may_reach("hooks.internal", "172.16.0.1")
+    assert not allowed.may_reach("localhost", "127.0.0.1")
+    assert THIS_MACHINE.may_reach("localhost", "::1") and not THIS_MACHINE.may_reach("localhost", "10.1.0.1")
+    assert not THIS_MACHINE.may_reach("example.com", "::1")
+
+
+@pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "10.0.0.0/33", "1.2.3", "0x7f.1", "a b", "http://x", "x:80", "-x"])
+def test_a_private_target_that_is_no_network_or_host_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError):
+        PrivateTargets.parse([entry])
 
 
 @pytest.mark.parametrize("address", FORBIDDEN_V4)
@@ -187,9 +233,9 @@ def test_any_other_url_is_refused_with_its_reason(url: str, why: str) -> None:
 @given(st.text(max_size=60) | st.text(st.sampled_from("htps:/[]@%.0127localx?#\\"), max_size=40))
 def test_whatever_the_text_the_answer_is_parts_or_a_refusal(url: str) -> None:
     try:
-        parts = checked_url(url)
+        parts = checked_url(url, THIS_MACHINE)
     except InvalidRequest:
         return
     assert parts.hostname
     assert parts.scheme in ("http", "https")
-    assert parts.scheme == "https" or is_development_host(parts.hostname)
+    assert parts.scheme == "https" or THIS_MACHINE.names(parts.hostname.lower().removesuffix("."))

@@ -12,6 +12,7 @@ import pytest
 
 from millstream.errors import NotLeader
 from millstream.log.file_log import FileLog
+from millstream.protocol.producers import ProducerClaim
 from millstream.shard.compaction import Proposal
 from millstream.shard.flusher import FlushLimits
 from millstream.shard.shard import Shard
@@ -106,6 +107,33 @@ async def pair(directory: Path, clock: FakeClock) -> AsyncIterator[Pair]:
 
 def rows(driver: ShardDriver) -> dict[bytes, bytes]:
     return dict(driver.catalog.scan(b""))
+
+
+def test_producers_come_with_the_manifests_and_stay_known_when_the_follower_takes_over(tmp_path: Path) -> None:
+    clock = FakeClock()
+
+    async def write(driver: ShardDriver, number: int) -> None:
+        await driver.append("b/s", b"x", producer=ProducerClaim(f"p{number}", 0, 0))
+
+    async def main() -> None:
+        async with pair(tmp_path, clock) as both:
+            await both.leader.create("b/s", content_type="text/plain")
+            for number in range(9):
+                await write(both.leader, number)
+                if number in (2, 5):
+                    await both.leader.checkpoint()
+                await both.replicate()
+            await both.until_followed()
+            machine = both.follower.shard.machine
+            stream = both.follower.shard.get(key_of("b/s"))
+            for _ in range(2):
+                known = [machine.producer(stream, f"p{number}", 0) for number in range(10)]
+                assert [state[:2] if state is not None else None for state in known] == [(0, 0)] * 9 + [None]
+                assert machine.producers.count(stream.incarnation) == 9
+                await both.follower.shard.catalog_follower.stop()
+            assert len(machine.producers) <= 6, "what the manifests brought is not held in memory any more"
+
+    run(main(), clock)
 
 
 def test_the_catalog_moves_with_each_flush_and_memory_is_let_go(tmp_path: Path) -> None:
@@ -208,7 +236,6 @@ def test_compactions_and_trims_reach_the_follower_and_the_next_leader_does_not_r
     store = ObjectStoreSettings("fs", tmp_path / "cold", {})
 
     async def compact(driver: ShardDriver) -> None:
-        driver.shard._reclaimer.is_tidy = True
         (group,) = await compaction.plan(store)
         new = await compaction.write(store, group)
         await driver.shard.compaction.commit(Proposal([one.path for one in group.sources], new))

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Conflict, NotFound, OutcomeUnknown, SequenceGap, StreamClosed, Unavailable
+from millstream.errors import (
+    Conflict,
+    NotFound,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    SequenceGap,
+    StreamClosed,
+    Unavailable,
+)
 from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
 from millstream.protocol.producers import ProducerClaim
-from millstream.shard.committer import Batch, Committer
+from millstream.shard.committer import BATCH_RECORDS_MAX, Batch, Committer
 from millstream.streams.records import Appended, decode_batch
 from support.disks import FailingDisk
 from support.fake_time import FakeClock, run, turns
@@ -25,6 +33,8 @@ class HeldLog:
     notices: list[str]
     failure = None
     batch_bytes_max = BATCH_BYTES_MAX
+    record_bytes_max = 2 * BATCH_BYTES_MAX
+    exists = True
 
     def __init__(self, window: int = 1) -> None:
         self.window = window
@@ -277,7 +287,11 @@ def test_an_answer_that_fails_does_not_keep_the_others_from_theirs(caplog: pytes
 def test_what_an_answer_submits_goes_out_too() -> None:
     async def main() -> None:
         bed = Bed()
-        bed.committer.submit(Appended(1, 0, 0, [b"x"]), lambda outcome: bed.submit("follow-up") and None)
+
+        def follow_up(outcome: object) -> None:
+            bed.submit("follow-up")
+
+        bed.committer.submit(Appended(1, 0, 0, [b"x"]), follow_up)
         await turns()
         bed.log.answer()
         await turns()
@@ -424,10 +438,10 @@ def test_commands_on_a_name_wait_for_its_creation_and_keep_their_order(tmp_path:
 
 def test_memory_that_is_used_up_refuses_writes_and_leaves_the_rest_working(tmp_path: Path) -> None:
     async def main() -> None:
-        async with started(tmp_path, clock, hot_bytes_max=4096) as driver:
+        async with started(tmp_path, clock, hot_bytes_max=8192) as driver:
             await driver.create("s", content_type="text/plain", body=b"x" * 1000)
             with pytest.raises(Unavailable) as caught:
-                await driver.append("s", b"y" * 4000)
+                await driver.append("s", b"y" * 8000)
             assert "memory" in caught.value.message
             assert await driver.messages("s") == [b"x" * 1000]
             await driver.append("s", b"z")
@@ -438,3 +452,67 @@ def test_memory_that_is_used_up_refuses_writes_and_leaves_the_rest_working(tmp_p
 
     clock = FakeClock()
     run(main(), clock)
+
+
+def test_a_record_larger_than_the_log_takes_is_refused_and_holds_nothing_up() -> None:
+    async def main() -> None:
+        bed = Bed()
+        with pytest.raises(PayloadTooLarge) as refusal:
+            bed.submit("too large", size=bed.log.record_bytes_max)
+        assert refusal.value.code == "record_too_large"
+        assert bed.committer.is_idle and bed.committer.pending_bytes == 0
+        bed.submit("small")
+        # Its bytes fit, what stands around each of its messages does not: records are judged as they are encoded.
+        with pytest.raises(PayloadTooLarge):
+            bed.submit("many", messages=bed.log.record_bytes_max // 3 + 1)
+        bed.submit("as large as allowed", size=bed.log.record_bytes_max - 100)
+        await turns()
+        while bed.log.waiting:
+            bed.log.answer()
+            await turns()
+        assert bed.answers == ["small", "as large as allowed"]
+        assert all(len(batch.payload) <= bed.log.record_bytes_max + 5 for batch in bed.log.stored)
+
+    run(main())
+
+
+def test_messages_in_flight_count_with_what_they_cost_beside_their_bytes() -> None:
+    async def main() -> None:
+        bed = Bed()
+        bed.submit("a", messages=1000)
+        assert bed.committer.pending_bytes > 1000 * 100
+        await turns()
+        bed.log.answer()
+        assert bed.committer.pending_bytes == 0
+
+    run(main())
+
+
+def test_a_batch_that_the_log_does_not_store_shows_for_how_long() -> None:
+    async def main() -> None:
+        bed = Bed()
+        assert bed.committer.stuck_seconds == 0
+        bed.submit("a")
+        await turns()
+        first = bed.committer.stuck_seconds
+        assert 0 < first < bed.committer.stuck_seconds
+        bed.log.answer()
+        assert bed.committer.stuck_seconds == 0
+
+    run(main())
+
+
+def test_very_many_records_are_applied_some_at_a_time() -> None:
+    async def main() -> None:
+        bed = Bed()
+        for number in range(3 * BATCH_RECORDS_MAX):
+            bed.submit(str(number), size=0)
+        await turns()
+        while bed.log.waiting:
+            before = len(bed.applied)
+            bed.log.answer()
+            assert len(bed.applied) - before <= BATCH_RECORDS_MAX
+            await turns()
+        assert len(bed.answers) == 3 * BATCH_RECORDS_MAX
+
+    run(main())

@@ -38,11 +38,11 @@ def settings(directory: Path) -> ObjectStoreSettings:
 
 async def tidy(driver: ShardDriver) -> None:
     reclaimer: Any = driver.shard._reclaimer
-    reclaimer.is_tidy = True
+    reclaimer.is_tidying = False
 
 
 def forget_what_was_read(driver: ShardDriver) -> None:
-    driver.shard.feed._flushes = ByteLimitedCache(CACHE_BYTES)
+    driver.shard.feed._notes_read = ByteLimitedCache(CACHE_BYTES)
     driver.shard.cold._groups = ByteLimitedCache(CACHE_BYTES)
 
 
@@ -67,7 +67,7 @@ async def content_of(driver: ShardDriver, paths: list[str]) -> dict[str, list[by
         offset = stream.earliest
         while offset < stream.tail:
             result = await driver.shard.reader.read_cold(stream, offset, 3_000, apart=True)
-            messages += result.messages
+            messages += map(bytes, result.messages)
             offset = result.next_offset
         found[path] = messages
     return found
@@ -300,8 +300,8 @@ def test_a_row_that_differs_in_any_column_is_refused(tmp_path: Path, column: str
     async def attempt(driver: ShardDriver, group: Group, segments: list[SegmentRef]) -> None:
         batch_of: Any = rewriting._batch
 
-        def spoiled(part: Any, taken: Any) -> Any:
-            batch = batch_of(part, taken)
+        def spoiled(part: Any, taken: Any, group: Any) -> Any:
+            batch = batch_of(part, taken, group)
             index = batch.schema.get_field_index(column)
             values = batch.column(index).to_pylist()
             if isinstance(values[2], bytes):

@@ -40,8 +40,8 @@ def test_a_stream_that_changes_during_a_checkpoint_is_saved_as_it_was(
             await streams(driver, 6)
             position = driver.shard.committer.applied_position
             checkpoint = asyncio.create_task(driver.checkpoint())
-            await asyncio.sleep(0)
-            assert driver.shard.machine.freezing
+            while not driver.shard.machine.freezing:  # the store is asked first whose it is
+                await asyncio.sleep(0)
             # Applied here and now, in the middle of the checkpoint, as a batch that becomes durable is.
             applied = asyncio.gather(
                 *(driver.append(f"logs/{number}", b"yy") for number in range(6)), driver.create("logs/new", body=b"n")
@@ -92,9 +92,9 @@ def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
                     await driver.create("logs/2", content_type="application/json")
                     await driver.create("logs/fork", fork=("logs/3",))
 
-            monkeypatch.setattr(module.asyncio, "sleep", slowly)
+            monkeypatch.setattr(asyncio, "sleep", slowly)
             await driver.checkpoint()
-            monkeypatch.setattr(module.asyncio, "sleep", original)
+            monkeypatch.setattr(asyncio, "sleep", original)
             assert held.is_set()
             assert len(written) == 1
             # Each of the eight exactly once, as they were when it began.
@@ -259,5 +259,37 @@ def test_many_changed_streams_are_flushed_however_little_they_hold(
                 await turns()
                 async with driver.shard.flusher.lock:
                     assert (driver.catalog.position > before) == is_flushed
+
+    run(main(), clock)
+
+
+def test_a_flush_of_more_segments_than_a_record_names_is_indexed_from_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record stays small however many segments there are, and a crash before the catalog has them loses nothing."""
+    monkeypatch.setattr(flusher, "SEALED_SEGMENTS_MAX", 2)
+    clock = FakeClock()
+    names = [f"bucket{number}/s" for number in range(5)]
+
+    async def no_commit(*arguments: Any) -> None:
+        raise NotFound("the catalog could not be written")
+
+    async def main() -> None:
+        async with started(tmp_path, clock, crash=True) as driver:
+            for name in names:
+                await driver.create(name, content_type="text/plain", body=name.encode())
+            with monkeypatch.context() as crash:
+                crash.setattr(flusher.Flusher, "_commit", no_commit)
+                with pytest.raises(NotFound):
+                    await driver.shard.flusher.flush()
+        async with started(tmp_path, clock) as driver:
+            assert [one.segments for one in driver.shard.machine.sealed] == [[]]
+            await driver.append(names[0], b"more")
+            await driver.checkpoint()
+            stored = [row.segment.bucket for _, row in driver.catalog.segments()]
+            assert sorted(stored) == sorted([*(name.partition("/")[0] for name in names), "bucket0"])
+            for name in names[1:]:
+                assert await driver.messages(name) == [name.encode()]
+            assert await driver.messages(names[0]) == [names[0].encode(), b"more"]
 
     run(main(), clock)

@@ -17,7 +17,8 @@ def test_a_stop_in_the_middle_of_a_checkpoint_loses_nothing(tmp_path: Path) -> N
         async with started(tmp_path, clock, crash=False) as driver:
             await driver.create("logs/a", content_type="text/plain", body=b"acknowledged")
             checkpoint = asyncio.create_task(driver.checkpoint())
-            await asyncio.sleep(0)
+            while not driver.shard.machine.frozen:
+                await asyncio.sleep(0)
             checkpoint.cancel()  # what stop() does to the periodic task
             await asyncio.gather(checkpoint, return_exceptions=True)
         async with started(tmp_path, clock) as driver:

@@ -17,7 +17,7 @@ def test_a_free_name_makes_nobody_wait() -> None:
 
 
 def test_actions_run_in_order_when_the_name_is_released() -> None:
-    names, ran = Names(), []
+    names, ran = Names(), list[int]()
     names.hold("a")
     for number in range(5):
         assert names.wait_for("a", partial(ran.append, number))

@@ -45,7 +45,7 @@ def test_forks_of_forks_read_without_a_seam_in_pieces_of_any_size(tmp_path: Path
             for path, expected in EXPECTED.items():
                 stream = driver.shard.get(key_of(path))
                 for bytes_max in (1, 2, 3, 5, 1000):
-                    found, offset, result = [], 0, None
+                    found, offset, result = list[bytes | memoryview](), 0, None
                     while result is None or not result.up_to_date:
                         result = await driver.shard.reader.read_cold(stream, offset, bytes_max, apart=True)
                         assert result.next_offset > offset
@@ -141,7 +141,9 @@ def test_a_sub_offset_counts_messages_of_one_json_append(tmp_path: Path) -> None
     run(main(), clock)
 
 
-def test_what_comes_next_is_read_ahead_and_not_forgotten_before_it_is_read(tmp_path: Path) -> None:
+def test_what_comes_next_is_read_ahead_and_not_forgotten_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups, size = 12, 1000
 
     async def main() -> None:
@@ -157,7 +159,7 @@ def test_what_comes_next_is_read_ahead_and_not_forgotten_before_it_is_read(tmp_p
                 asked.append(segment.path)
                 return read_columns(segment, *rest)
 
-            cold.read_columns = noting
+            monkeypatch.setattr(cold, "read_columns", noting)
             group = await cold.row_group(cold.extent_at(stream.incarnation, 0).row.segment, 0)
             # Not enough for all: the second time over, some are still there, and would be the next to go.
             cold._groups = ByteLimitedCache(group.size * (groups - 2))

@@ -273,7 +273,8 @@ def test_a_stop_without_anything_in_flight_is_quick_and_repeats_nothing(tmp_path
             async with started(tmp_path, clock, crash=False) as driver:
                 pass
         async with started(tmp_path, clock) as driver:
-            # At most the record that sealed the last flush: a stop never adds more to do for the next start.
-            assert driver.shard.notices[-1] in ("recovered: 0 records replayed", "recovered: 1 records replayed")
+            # At most the record that sealed the last flush and a claim of the store for each start: a stop never adds
+            # more to do for the next one.
+            assert int(driver.shard.notices[-1].split()[1]) <= 4
 
     run(main(), clock)

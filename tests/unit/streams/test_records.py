@@ -11,6 +11,7 @@ from millstream.errors import Corrupt
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
 from millstream.streams.records import (
+    AnyRecord,
     Appended,
     BucketCreated,
     BucketDeleted,
@@ -129,7 +130,7 @@ def test_whatever_the_bytes_the_answer_is_records_or_corrupt(payload: bytes) -> 
 
 
 @given(batches)
-def test_a_record_takes_one_position_one_for_each_message_and_one_for_closing(batch: list[object]) -> None:
+def test_a_record_takes_one_position_one_for_each_message_and_one_for_closing(batch: list[AnyRecord]) -> None:
     for record in batch:
         closes = getattr(record, "close", False) or getattr(record, "closed", False)
         assert span(record) == 1 + len(getattr(record, "messages", [])) + closes

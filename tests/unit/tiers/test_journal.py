@@ -56,12 +56,32 @@ def test_journal_of_nothing_has_no_entries() -> None:
 
 def test_each_bucket_has_one_journal_of_its_own() -> None:
     journals = Journals()
-    journals.of("one").add(1, 1)
-    journals.of("two").add(2, 2)
-    assert journals.of("one") is journals.of("one")
+    journals.add("one", 1, 1)
+    journals.add("two", 2, 2)
     assert [entry.position for entry in journals.of("one").entries(0)] == [1]
     assert [entry.position for entry in journals.of("two").entries(0)] == [2]
     assert list(journals.of("three").entries(0)) == []
+
+
+def test_journals_that_are_only_asked_for_take_no_memory() -> None:
+    journals = Journals()
+    assert list(journals.of("nobody").entries(0)) == []
+    assert (journals.buckets(), journals.bytes) == ([], 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), st.integers(0, 2)), max_size=30), st.integers(1, 40)
+)
+def test_what_is_dropped_no_longer_counts(taken: list[tuple[str, int]], start: int) -> None:
+    whole, rest = Journals(), Journals()
+    for position, (bucket, notes) in enumerate(taken, 1):
+        made = [Note("created", "s", position, 0, "text/plain")] * notes
+        whole.add(bucket, position, 1, *made)
+        if position >= start:
+            rest.add(bucket, position, 1, *made)
+    whole.start_at(start)
+    whole.drop(whole.buckets())
+    assert (sorted(whole.buckets()), whole.bytes) == (sorted(rest.buckets()), rest.bytes)
 
 
 def test_journal_holds_positions_beyond_32_bits() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import Corrupt
+from millstream.errors import Corrupt, OtherFormat
 from millstream.streams.records import SegmentRef
+from millstream.tiers.checked import seal
 from millstream.tiers.manifests import (
     FORMAT,
     FeedNote,
@@ -21,7 +23,7 @@ from millstream.tiers.manifests import (
     decode_notes,
     encode_manifest,
     encode_notes,
-    longest_chain,
+    find_chain,
 )
 
 NUMBERS = st.integers(0, 2**60)
@@ -74,20 +76,32 @@ def test_truncated_notes_are_refused_by_their_name(notes: list[FeedNote], data: 
 
 
 @given(MANIFESTS, st.data())
-def test_a_flipped_bit_in_a_manifest_is_an_error_of_ours_if_it_is_one(manifest: Manifest, data: st.DataObject) -> None:
+def test_a_flipped_bit_in_a_manifest_is_always_refused(manifest: Manifest, data: st.DataObject) -> None:
     damaged = bytearray(encode_manifest(manifest))
     at = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[at // 8] ^= 1 << at % 8
-    try:
+    with pytest.raises(Corrupt, match="the-path"):
         decode_manifest(bytes(damaged), "the-path")
-    except Corrupt as error:
-        assert "the-path" in error.message
+
+
+@given(NOTES, st.data())
+def test_a_flipped_bit_in_notes_is_always_refused(notes: list[FeedNote], data: st.DataObject) -> None:
+    damaged = bytearray(encode_notes(notes))
+    at = data.draw(st.integers(0, len(damaged) * 8 - 1))
+    damaged[at // 8] ^= 1 << at % 8
+    with pytest.raises(Corrupt, match="the-path"):
+        decode_notes(bytes(damaged), "the-path")
 
 
 def test_a_manifest_of_a_later_format_is_refused_by_its_number() -> None:
     manifest = Manifest(99, 0, 1, 2, 0, 1, 1, [], [], [], [], [], {})
-    with pytest.raises(Corrupt, match="99"):
+    with pytest.raises(OtherFormat, match="99"):
         decode_manifest(encode_manifest(manifest), "p")
+
+
+def test_a_manifest_of_another_format_is_not_taken_for_damaged_whatever_follows_its_number() -> None:
+    with pytest.raises(OtherFormat, match="99"):
+        decode_manifest(seal(msgspec.msgpack.encode([99, "another", {"shape": 1}])), "p")
 
 
 # -- which ones count --------------------------------------------------------------------------------------------
@@ -105,10 +119,10 @@ def full(through: int, parts: int = 1) -> list[ManifestHead]:
 
 def chain(*heads: ManifestHead) -> list[str]:
     """The names of the chain, which must not depend on the order of a listing."""
-    found = [head.path for head in longest_chain(list(heads))]
+    found = [head.path for head in find_chain(list(heads)).heads]
     for seed in range(6):
         shuffled = random.Random(seed).sample(heads, len(heads))
-        assert [head.path for head in longest_chain(shuffled)] == found
+        assert [head.path for head in find_chain(shuffled).heads] == found
     return found
 
 
@@ -154,3 +168,84 @@ def test_a_full_manifest_that_lacks_a_part_is_left_out_for_the_steps() -> None:
         parts = full(9, 3)
         del parts[missing]
         assert chain(*parts, step(1, 5), step(5, 9), step(9, 12)) == ["1-5", "5-9", "9-12"]
+
+
+# -- links, epochs and holes -------------------------------------------------------------------------------------
+
+
+def linked(first: int, through: int, name: str, previous: str = "", epoch: int = 1) -> ManifestHead:
+    return ManifestHead(name, first, through, 1, 1, 0, epoch, name.encode(), previous.encode())
+
+
+def names_of(heads: list[ManifestHead]) -> list[str]:
+    return [head.path for head in heads]
+
+
+A, B, C, D = (
+    linked(1, 5, "a"),
+    linked(5, 9, "b", "a"),
+    linked(9, 12, "c", "b"),
+    linked(12, 20, "d", "c"),
+)
+
+
+@pytest.mark.parametrize("missing", [A, B, C])
+def test_what_lies_behind_a_missing_manifest_is_told(missing: ManifestHead) -> None:
+    heads = [A, B, C, D]
+    found = find_chain([head for head in heads if head is not missing])
+    assert found.heads == heads[: heads.index(missing)]
+    assert found.beyond == heads[heads.index(missing) + 1 :]
+    assert found.passed == []
+
+
+def test_a_leftover_of_a_crash_is_passed_over_and_no_hole() -> None:
+    unsealed = linked(5, 8, "unsealed", "a")
+    assert find_chain([A, unsealed, B, C]) == ([A, B, C], [], [unsealed])
+    last = linked(12, 14, "last", "c")
+    assert find_chain([A, B, C, last, D]) == ([A, B, C, D], [], [last])
+
+
+def test_a_leftover_does_not_stand_in_for_a_missing_manifest() -> None:
+    """It ends at the same position, and the next one does not name it."""
+    twin = linked(5, 9, "twin", "a")
+    found = find_chain([A, twin, C, D])
+    assert (found.heads, found.beyond) == ([A, twin], [C, D])
+
+
+def test_the_later_owner_is_right_however_far_the_earlier_one_went_on() -> None:
+    late, later = linked(5, 50, "late", "a"), linked(50, 60, "later", "late")
+    new = linked(5, 7, "new", "a", epoch=2)
+    found = find_chain([A, late, later, new])
+    assert (found.heads, found.beyond, found.passed) == ([A, new], [], [late, later])
+
+
+def test_a_full_manifest_goes_on_where_the_one_that_it_repeats_did() -> None:
+    whole = ManifestHead("full", 0, 12, 1, 1, 0, 1, b"full", b"c")
+    assert find_chain([whole, D]).heads == [whole, D]
+    assert find_chain([A, B, C, whole, D]) == ([whole, D], [], [A, B, C])
+    stranger = linked(12, 20, "stranger", "not c")
+    assert find_chain([whole, stranger]) == ([whole], [stranger], [])
+
+
+def test_a_full_manifest_that_lacks_a_part_and_its_predecessors_is_a_hole() -> None:
+    parts = [ManifestHead(f"full-{n}", 0, 12, n, 3 if n == 3 else 0, 0, 1, b"", b"c") for n in (1, 3)]
+    found = find_chain([*parts, D])
+    assert found.heads == []
+    assert names_of(found.beyond) == ["full-1", "full-3", "d"]
+
+
+@given(st.integers(2, 12), st.data())
+def test_any_missing_manifest_is_noticed_unless_it_is_the_last(count: int, data: st.DataObject) -> None:
+    heads = [linked(1 + 3 * n, 4 + 3 * n, str(n), str(n - 1) if n else "") for n in range(count)]
+    leftovers = [
+        linked(head.first, head.through - data.draw(st.integers(0, 2)), f"left-{head.path}", head.previous.decode())
+        for head in heads
+        if data.draw(st.booleans())
+    ]
+    missing = data.draw(st.sampled_from(heads[:-1]))
+    there = data.draw(st.permutations([*(head for head in heads if head is not missing), *leftovers]))
+    found = find_chain(list(there))
+    assert set(found.beyond) >= set(heads[heads.index(missing) + 1 :])
+    # Without its successor, a manifest and a leftover that reaches as far look the same.
+    before = heads[: max(heads.index(missing) - 1, 0)]
+    assert found.heads[: len(before)] == before

@@ -288,7 +288,7 @@ for some in (runs, runs[:2], runs[1:2]):
     file = Path({str(tmp_path / "segment")!r})
     file.write_bytes(encoded.data)
     footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes:]), "p", encoded.footer_checksum)
-    group = RowGroup(read_file_columns(footer.metadata, 0, file, BYTES_COLUMNS))
+    group = RowGroup(read_file_columns(footer.metadata, 0, file, "p", BYTES_COLUMNS))
     assert bytes(group.joined(0, len(group.ends), b",")) == b",".join([b"x"] * len(group.ends))
 print("pandas" in sys.modules)
 """

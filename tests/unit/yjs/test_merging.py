@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +15,9 @@ from hypothesis import strategies as st
 from pycrdt import Array, Doc, Map, Text, merge_updates
 
 from millstream.protocol.lib0 import frame_update
-from millstream.yjs import apply_updates
+from millstream.yjs import apply_updates, merging
 from millstream.yjs.merging import merge
-from millstream.yjs.pipe import pack_records, unpack_records
+from millstream.yjs.pipe import LENGTH, pack_records, unpack_records
 
 
 def edits(count: int, seed: int = 1, client_id: int | None = None) -> list[bytes]:
@@ -21,7 +26,9 @@ def edits(count: int, seed: int = 1, client_id: int | None = None) -> list[bytes
     doc = Doc({"text": Text(), "map": Map(), "list": Array()}, client_id=client_id)
     updates: list[bytes] = []
     subscription = doc.observe(lambda event: updates.append(event.update))
-    text, shared, items = doc["text"], doc["map"], doc["list"]
+    text: Any = doc["text"]
+    shared: Any = doc["map"]
+    items: Any = doc["list"]
     while len(updates) < count:
         action = random.random()
         if action < 0.7:
@@ -138,3 +145,84 @@ def test_apply_updates_is_what_a_reader_does() -> None:
     doc = Doc({"text": Text(), "map": Map(), "list": Array()})
     assert apply_updates(doc, b"".join(framed(updates))) == 10
     assert (str(doc["text"]), doc["map"].to_py(), doc["list"].to_py()) == contents(*updates)
+
+
+# -- updates that end the process that reads them ----------------------------------------------------------------
+
+
+def varuint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varuint(number >> 7)
+
+
+def values(client: int, *encoded: bytes) -> bytes:
+    """A well-formed update that sets so many keys of the map `m`, to values that are encoded as lib0's `any`."""
+    entries = [
+        bytes([8 | 32, 1, 1]) + b"m" + b"\x08%03d%05d" % (client, number) + b"\1" + one
+        for number, one in enumerate(encoded)
+    ]
+    return b"\1" + varuint(len(entries)) + varuint(client) + b"\0" + b"".join(entries) + b"\0"
+
+
+def nested(depth: int, client: int = 77) -> bytes:
+    """Arrays in arrays, so many deep."""
+    return values(client, bytes([117, 1]) * depth + bytes([126]))
+
+
+DEADLY = nested(200_000)
+
+
+def merged_by_process(snapshot: bytes, messages: list[bytes], memory_bytes: int = 1 << 30) -> tuple[Any, bytes]:
+    """What the merging process answers: its head, and the snapshot."""
+    command = [sys.executable, "-m", "millstream.yjs.merging", str(memory_bytes)]
+    records = pack_records([snapshot, *messages])
+    answer = subprocess.run(command, input=records, stdout=subprocess.PIPE, check=True).stdout
+    (length,) = LENGTH.unpack_from(answer)
+    return json.loads(answer[LENGTH.size : LENGTH.size + length]), answer[LENGTH.size + length :]
+
+
+def test_an_update_that_kills_its_reader_is_left_out_and_the_rest_is_merged() -> None:
+    good = edits(40)
+    messages = framed([*good[:10], DEADLY, *good[10:20], nested(3, client=78), DEADLY, *good[20:]])
+    head, snapshot = merged_by_process(b"", messages)
+    assert contents(snapshot) == contents(*good, nested(3, client=78))
+    assert [place for place, _ in head["skipped"]] == [sum(map(len, messages[:number])) for number in (10, 22)]
+    assert all("was ended by SIG" in reason for _, reason in head["skipped"])
+    # The next time there is a snapshot before them.
+    head, again = merged_by_process(snapshot, framed([DEADLY, nested(2, client=79)]))
+    assert contents(again) == contents(*good, nested(3, client=78), nested(2, client=79))
+    assert [place for place, _ in head["skipped"]] == [0]
+
+
+def test_a_document_that_needs_more_memory_than_allowed_loses_no_update_over_it() -> None:
+    """No update is left out that can be read by itself: it has done nothing wrong."""
+    updates = framed([values(client, *[bytes([126])] * 10_000) for client in range(1, 21)])
+    head, snapshot = merged_by_process(b"", updates[:1], 20 << 20)
+    assert head["skipped"] == [] and snapshot
+    head, snapshot = merged_by_process(b"", updates, 20 << 20)
+    assert "no single update is the reason" in head["error"] and not snapshot
+
+
+def test_deadly_updates_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "DEADLY_UPDATES_MAX", 3)
+
+    def attempt(updates: list[merging.Update], left_out: Mapping[int, str]) -> merging.Built | merging.Died:
+        at = next(number for number in range(len(updates)) if number not in left_out)
+        return merging.Died(at, "was ended")
+
+    with pytest.raises(ValueError, match="more than 3 updates"):
+        merge(b"", framed(edits(10)), attempt)
+    with pytest.raises(ValueError, match="the snapshot so far cannot be read"):
+        merge(b"snapshot", framed(edits(10)), attempt)
+
+
+@pytest.mark.parametrize("deadly", [0, 6, 9])
+def test_a_process_that_dies_at_the_end_is_bisected_for_the_update_it_died_of(deadly: int) -> None:
+    updates = edits(10)
+
+    def attempt(some: list[merging.Update], left_out: Mapping[int, str]) -> merging.Built | merging.Died:
+        if any(one.data == updates[deadly] for number, one in enumerate(some) if number not in left_out):
+            return merging.Died(None, "was ended")
+        return merging.build_here(some, left_out)
+
+    places = [place for place, _ in merge(b"", framed(updates), attempt).skipped]
+    assert places == [sum(len(one) for one in framed(updates[:deadly]))]

@@ -1,6 +1,8 @@
-"""The configuration reference, made from the settings: `python -m millstream.cli.configuration_docs`."""
+"""The configuration reference, made from the settings: `make generate`."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from millstream import config as configuration
 
@@ -10,6 +12,10 @@ Generated from the settings; do not edit. Precedence: defaults < TOML file < env
 `section.key` is written as `key` under `[section]` in the file (which starts with `version = 1`), as
 `MILLSTREAM_SECTION_KEY` in the environment, and as `--set section.key=value` on the command line. A value that starts
 with `$` names an environment variable.
+
+What names no setting is refused, with the name that was probably meant. A variable of the environment that only looks
+like a setting is ignored with a warning instead, because others set those too: Kubernetes, for one, makes
+`MILLSTREAM_SERVER_PORT` for a Service called `millstream-server`.
 """
 
 
@@ -26,4 +32,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    print(render(), end="")
+    (Path(__file__).parents[1] / "docs" / "configuration.md").write_text(render())

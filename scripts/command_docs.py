@@ -1,8 +1,9 @@
-"""The command-line reference, made from the commands themselves: `python -m millstream.cli.command_docs`."""
+"""The command-line reference, made from the commands themselves: `make generate`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from millstream.cli.exit_codes import MEANINGS
 from millstream.cli.main import build_parser
@@ -80,4 +81,4 @@ def _table(options: Iterable[Option]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(render(), end="")
+    (Path(__file__).parents[1] / "docs" / "cli.md").write_text(render())

@@ -184,3 +184,37 @@ def test_the_newest_trims_are_kept_for_those_who_were_away(link: BrokerLink) -> 
     log.purge(201)
     assert next(iter(opened(link, name).read())).payload == b"%d" % (200 - LOOK_BACK)
     log.close()
+
+
+def test_a_batch_larger_than_the_broker_takes_is_refused_for_good_and_nothing_waits_behind_it(link: BrokerLink) -> None:
+    name = new_log_name()
+    driver = LogDriver(opened(link, name))
+    assert driver.append(b"before") is None
+    assert driver.log.record_bytes_max < link.payload_bytes_max
+    large = driver.send(bytes(link.payload_bytes_max + 1))
+    behind = driver.send(b"behind it")
+    driver.wait()
+    driver.wait()
+    assert isinstance(large[0], NotLeader) and isinstance(behind[0], NotLeader)
+    assert "refused to store" in large[0].message
+    started = time.monotonic()
+    driver.log.close()
+    assert time.monotonic() - started < 5
+    again = LogDriver(opened(link, name))
+    assert [batch.payload for batch in again.found] == [b"before"]
+    assert again.append(b"after") is None
+    again.log.close()
+
+
+def test_a_batch_larger_than_the_stream_takes_is_refused_for_good(link: BrokerLink) -> None:
+    """By an answer of the broker's: somebody has limited the stream's messages."""
+    name = new_log_name()
+    driver = LogDriver(opened(link, name))
+    configuration = link.wait(link.info(driver.log.names.stream))["config"]
+    link.wait(link.call(f"STREAM.UPDATE.{driver.log.names.stream}", {**configuration, "max_msg_size": 10_000}))
+    assert driver.append(b"small") is None
+    refused = driver.append(bytes(20_000))
+    assert isinstance(refused, NotLeader) and "refused to store" in refused.message
+    driver.log.close()
+    found = JetStreamLog(link, driver.log.names, SystemClock()).read()
+    assert [batch.payload for batch in found] == [b"small"]

@@ -1,0 +1,133 @@
+"""Producers: the highest sequence that each producer of each stream has had accepted.
+
+They stay as long as their stream, and a stream may have very many; so they are no part of its state but rows of their
+own. In memory are those that changed since the last checkpoint, and those of checkpoints being written (`Taken`); the
+others are looked up in the catalog one by one. A checkpoint writes what changed and nothing else.
+
+A producer that has not written for `producer_expiry_ms`, if that is set, counts as one that was never seen. Its row
+stays until its stream has no room for another producer; then a checkpoint removes the rows of all that have expired.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from millstream.errors import Conflict
+from millstream.protocol.producers import ProducerState
+from millstream.streams.limits import StreamLimits
+
+States = dict[str, ProducerState]
+
+
+class ProducerSource(Protocol):
+    """The catalog's rows, as of the last checkpoint."""
+
+    def load_producer(self, incarnation: int, producer_id: str) -> ProducerState | None: ...
+
+    def producer_count(self, incarnation: int) -> int: ...
+
+
+class Taken:
+    """Changes by incarnation, how many of them the catalog does not have, and streams that have no room for more."""
+
+    __slots__ = ("added", "count", "full", "states")
+
+    def __init__(self) -> None:
+        self.states: dict[int, States] = {}
+        self.added: dict[int, int] = {}
+        self.full: set[int] = set()
+        self.count = 0
+
+    def rows(self) -> list[tuple[int, States]]:
+        """For a checkpoint. An entry without states asks for the stream's expired producers to be removed."""
+        return [*self.states.items(), *((incarnation, {}) for incarnation in self.full)]
+
+
+class Producers:
+    def __init__(self, source: ProducerSource, limits: StreamLimits) -> None:
+        self.limits = limits
+        self._source = source
+        self._changed = Taken()
+        # Newest first: of a checkpoint being written, or, where another node writes them, of several.
+        self._saving: list[Taken] = []
+
+    def __len__(self) -> int:
+        """How many are in memory."""
+        return self._changed.count + sum(taken.count for taken in self._saving)
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._changed.states or self._changed.full)
+
+    def get(self, incarnation: int, producer_id: str) -> ProducerState | None:
+        for taken in (self._changed, *self._saving):
+            states = taken.states.get(incarnation)
+            if states is not None and (state := states.get(producer_id)) is not None:
+                return state
+        return self._source.load_producer(incarnation, producer_id)
+
+    def put(self, incarnation: int, producer_id: str, state: ProducerState) -> None:
+        changed = self._changed
+        states = changed.states.get(incarnation)
+        if states is None:
+            states = changed.states[incarnation] = {}
+        if producer_id not in states:
+            changed.count += 1
+            if self.get(incarnation, producer_id) is None:
+                changed.added[incarnation] = changed.added.get(incarnation, 0) + 1
+        states[producer_id] = state
+
+    def drop(self, incarnation: int) -> None:
+        """The stream is gone. What a checkpoint has of it already goes with the next one."""
+        self._changed.count -= len(self._changed.states.pop(incarnation, ()))
+        self._changed.added.pop(incarnation, None)
+        self._changed.full.discard(incarnation)
+
+    def count(self, incarnation: int) -> int:
+        """How many producers a stream has, those that have expired included."""
+        added = sum(taken.added.get(incarnation, 0) for taken in (self._changed, *self._saving))
+        return self._source.producer_count(incarnation) + added
+
+    def is_expired(self, state: ProducerState, now_ms: int) -> bool:
+        expiry_ms = self.limits.producer_expiry_ms
+        return expiry_ms is not None and state.at_ms + expiry_ms < now_ms
+
+    def check_room(self, incarnation: int, producer_id: str, in_flight: int) -> None:
+        """Refuse a producer that a stream has no row for, if it has too many."""
+        if self.count(incarnation) + in_flight < self.limits.producers_max or self.get(incarnation, producer_id):
+            return
+        if self.limits.producer_expiry_ms is not None:
+            self._changed.full.add(incarnation)
+        raise Conflict(
+            f"the stream has {self.limits.producers_max:,} producers, which is as many as it may have",
+            code="too_many_producers",
+            hint="use a producer id again with a higher epoch, or another stream; streams.producers_max is the limit,"
+            " and streams.producer_expiry forgets producers that no longer write",
+        )
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def take(self) -> Taken:
+        """What a checkpoint is to write; it counts as changed until it is `saved` or `put_back`."""
+        taken, self._changed = self._changed, Taken()
+        self._saving.insert(0, taken)
+        return taken
+
+    def saved(self, taken: Taken) -> None:
+        self._saving.remove(taken)
+
+    def put_back(self, taken: Taken) -> None:
+        """It was not written: all of it is still to be."""
+        self._saving.remove(taken)
+        changed = self._changed
+        changed.full |= taken.full
+        for incarnation, states in taken.states.items():
+            later = changed.states.get(incarnation)
+            if later is None:
+                changed.states[incarnation] = dict(states)
+                changed.count += len(states)
+            else:
+                changed.count += len(states.keys() - later.keys())
+                changed.states[incarnation] = states | later
+        for incarnation, count in taken.added.items():
+            changed.added[incarnation] = changed.added.get(incarnation, 0) + count

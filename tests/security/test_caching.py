@@ -1,0 +1,102 @@
+"""Answers that needed a token are for its holder alone: on every route, under both adapters."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from millstream.config import Config
+from millstream.server.app import Application
+from millstream.server.caching import private
+from millstream.server.limits import read_limits
+from millstream.tiers.objects import ObjectStoreSettings
+from support.access import make_token
+from support.caching import check_every_route
+from support.fake_time import FakeClock, run
+from support.server import ServerProcess, wait_until_healthy
+from support.shards import started
+
+APP = """
+from millstream.server.asgi import MillstreamApp
+
+app = MillstreamApp({data_dir!r}, auth__enabled="true", read__long_poll_timeout="200ms", yjs__long_poll_timeout="200ms")
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Application:
+    """An application of which the routes are asked."""
+    apps: list[Application] = []
+
+    async def main() -> None:
+        async with started(tmp_path / "routes", FakeClock()) as driver:
+            apps.append(Application(driver.shard, read_limits(Config()), ObjectStoreSettings("memory", Path(), {})))
+
+    run(main(), FakeClock())
+    return apps[0]
+
+
+@pytest.fixture(params=["native", "asgi"], scope="module")
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    tmp_path = tmp_path_factory.mktemp("caching")
+    data_dir = tmp_path / "data"
+    token = make_token(data_dir / "tokens.json", "admin:*")
+    if request.param == "native":
+        settings = ("auth.enabled=true", "read.long_poll_timeout=200ms", "yjs.long_poll_timeout=200ms")
+        with ServerProcess(data_dir, settings=settings) as server:
+            yield server.url, token
+        return
+    (tmp_path / "guarded_app.py").write_text(APP.format(data_dir=str(data_dir)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    uvicorn = [sys.executable, "-m", "uvicorn", "guarded_app:app", "--port", str(port), "--log-level", "warning"]
+    process = subprocess.Popen([*uvicorn, "--app-dir", str(tmp_path)], cwd=tmp_path)
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}", token
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_every_answer_that_needed_a_token_is_private_on_every_route(guarded: tuple[str, str], app: Application) -> None:
+    url, token = guarded
+    assert check_every_route(url, app, token) > 50
+
+
+def test_a_refusal_for_want_of_a_token_is_not_kept_by_anybody(guarded: tuple[str, str]) -> None:
+    answer = httpx.get(f"{guarded[0]}/team-a/s")
+    assert (answer.status_code, answer.headers["cache-control"]) == (401, "private, no-store")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (b"", b"cache-control: private\r\nvary: authorization\r\n"),
+        (b"cache-control: public, no-cache\r\n", b"cache-control: private, no-cache\r\nvary: authorization\r\n"),
+        (b"cache-control: public\r\n", b"cache-control: private\r\nvary: authorization\r\n"),
+        (
+            b"etag: 1\r\ncache-control: no-store\r\nallow: GET\r\n",
+            b"etag: 1\r\ncache-control: private, no-store\r\nvary: authorization\r\nallow: GET\r\n",
+        ),
+        (
+            # A content type that somebody chose so that it looks like the field.
+            b"content-type: x; cache-control: a\r\ncache-control: public, max-age=60\r\n",
+            b"content-type: x; cache-control: a\r\ncache-control: private, max-age=60\r\nvary: authorization\r\n",
+        ),
+        (
+            b"content-type: x; vary: authorization\r\ncache-control: public\r\n",
+            b"content-type: x; vary: authorization\r\ncache-control: private\r\nvary: authorization\r\n",
+        ),
+    ],
+)
+def test_fields_become_private_whatever_else_they_say(fields: bytes, expected: bytes) -> None:
+    assert private(fields) == expected
+    assert private(expected) == expected
