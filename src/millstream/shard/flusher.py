@@ -213,8 +213,8 @@ class Flusher:
                 await self.in_thread(self._process.close)
 
     def _is_due(self) -> bool:
-        if self._committer.failure is not None:
-            return False  # nothing can be committed any more
+        if self._committer.failure is not None or not self._ownership.is_settled:
+            return False  # nothing can be committed, or nobody knows yet whether the store is ours
         unflushed = self._hot.unflushed
         if max(len(unflushed.streams), len(self._machine.dirty)) >= FLUSH_STREAMS:
             return True

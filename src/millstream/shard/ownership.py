@@ -75,6 +75,9 @@ class Ownership:
         self._lock = asyncio.Lock()
         # The claim that is in the log and not in the store yet.
         self._pending: Owner | None = None
+        # Whether the log says how it goes on: with a claim, or unasked. Until then only `Shard.lead` may claim: a claim
+        # that a flush announced at the same time could be followed in the log by the note that names the one before it.
+        self.is_settled = False
         # How often this one has begun not to lead: what was asked before that says nothing about now.
         self._resigned = 0
         # A claim that a restore has made for this shard, if that is not in the log.
@@ -105,6 +108,7 @@ class Ownership:
     def resign(self) -> None:
         """Another node leads the shard, and owns its part of the store."""
         self.owner = self._pending = None
+        self.is_settled = False
         self._resigned += 1
 
     async def claim(self) -> None:
@@ -121,6 +125,7 @@ class Ownership:
             if resigned != self._resigned:
                 raise NotLeader("this node has handed the shard over; its claim of the object store is void")
             self.owner, self._pending, self._refused = owner, None, None
+            self.is_settled = True
 
     async def claim_late(self) -> None:
         """The same while writes are accepted already: they end if the store is not ours."""
@@ -132,14 +137,16 @@ class Ownership:
     async def go_on_unasked(self) -> None:
         """Note in the log, before anything else is accepted, that it goes on without an answer of the store."""
         known = self._known()
-        if known is None or self._machine.store_unasked_at is not None:
-            return
-        error = await self._committer.submit_and_wait(known)
-        if error is not None:
-            raise error
+        if known is not None and self._machine.store_unasked_at is None:
+            error = await self._committer.submit_and_wait(known)
+            if error is not None:
+                raise error
+        self.is_settled = True
 
     async def check(self) -> None:
         """Make sure that the store is still ours, before something is written that counts, or deleted."""
+        if not self.is_settled:
+            raise NotLeader("this node has not begun to lead the shard")
         if self.owner is None:
             await self.claim_late()
         owner = self.owner

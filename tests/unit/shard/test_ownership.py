@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Corrupt, NotLeader, ReadOnly, Unavailable
+from millstream.errors import Corrupt, MillstreamError, NotLeader, ReadOnly, Unavailable
 from millstream.shard.ownership import StoreRefused, take_over
 from millstream.shard.restore import find_manifests, live_segments
+from millstream.streams.records import AnyRecord, LeaderStarted, StoreClaimed
 from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
 from millstream.tiers.owners import Owner, become_owner, decode_owner, encode_owner, epochs, newest_owner
 from support.fake_time import FakeClock, run
@@ -236,6 +237,43 @@ def test_a_change_of_leader_does_not_keep_writers_waiting_for_the_store(tmp_path
             await driver.checkpoint()
             assert driver.shard.ownership.epoch == before + 1
             assert await driver.messages("owned/one") == [b"one", b"accepted meanwhile"]
+
+    run(main(), clock)
+
+
+def test_a_flush_that_is_due_while_a_node_begins_to_lead_does_not_claim_the_store_behind_its_back(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            await written(driver, "one")
+            shard = driver.shard
+            submit, announced = shard.committer.submit_and_wait, asyncio.Event()
+
+            async def with_a_flush_behind_the_fence(record: AnyRecord) -> MillstreamError | None:
+                if isinstance(record, StoreClaimed):
+                    announced.set()
+                error = await submit(record)
+                if isinstance(record, LeaderStarted):
+                    flush = asyncio.ensure_future(shard.flusher.flush())
+                    claim = asyncio.ensure_future(announced.wait())
+                    await asyncio.wait([flush, claim], return_when=asyncio.FIRST_COMPLETED)
+                    waiting.extend([flush, claim])
+                return error
+
+            waiting: list[asyncio.Future[Any]] = []
+            await driver.append("owned/one", b"more")
+            await resigned(driver)
+            shard.committer.submit_and_wait = with_a_flush_behind_the_fence  # type: ignore[method-assign]
+            await shard.lead(LeaderStarted(1, 1, clock.now_ms()), claims_later=True)
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await driver.checkpoint()
+            newest, claim = await newest_owner(objects_of(driver), 0), shard.machine.store_claim
+            assert newest is not None
+            assert claim is not None
+            assert claim.claim == newest.claim, "the next leader would be refused"
 
     run(main(), clock)
 
