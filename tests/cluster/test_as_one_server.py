@@ -119,6 +119,8 @@ def test_what_is_passed_on_counts_as_its_clients_and_not_as_the_passing_nodes(
 ) -> None:
     passing = guarded.nodes[3]
     buckets = {shard_of(name, 2): name for name in (f"many-{number}" for number in range(20))}
+    # The shards are spread over the nodes soon after the start; until then one node may lead them all.
+    wait_until(lambda: any(one is not passing for one in _leaders(guarded, admin).values()), "another node leads one")
     leader, bucket = next((one, buckets[n]) for n, one in _leaders(guarded, admin).items() if one is not passing)
     with from_address("127.0.3.1", headers=admin) as first:
         assert first.put(f"{passing.url}/{bucket}").status_code in (200, 201)
