@@ -1,7 +1,7 @@
 """What can go wrong, named once for every layer.
 
 An error says who is to blame and carries the facts a caller needs to act on; which HTTP status that
-becomes is known only to `server/error_map.py`.
+becomes is known only to `server/http/error_map.py`.
 
     MillstreamError
     ├── InvalidRequest        the caller sent something malformed

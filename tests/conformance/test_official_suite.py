@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 TESTS_IN_SUITE = 338
 
 ASGI_APP = """
-from millstream.server.asgi import MillstreamApp
+from millstream.asgi import MillstreamApp
 app = MillstreamApp({data_dir!r}, read__long_poll_timeout="500ms")
 """
 

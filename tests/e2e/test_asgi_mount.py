@@ -14,15 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from millstream.asgi import MillstreamApp
 from millstream.client import Client
 from millstream.errors import ConfigurationError
-from millstream.server.asgi import MillstreamApp
 from support.ports import free_port
 from support.raw_http import RawConnection
 from support.server import wait_until_healthy
 
 APP = """
-from millstream.server.asgi import MillstreamApp
+from millstream.asgi import MillstreamApp
 
 settings = dict(read__long_poll_timeout={long_poll_timeout!r}, read__live_readers_per_stream_max="2")
 inner = MillstreamApp({data_dir!r}, **settings)

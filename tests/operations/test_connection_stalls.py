@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from millstream import config as configuration
-from millstream.server.limits import http_limits
-from millstream.server.native import NativeServer
-from millstream.server.run import Node, open_listener
+from millstream.server.http.limits import http_limits
+from millstream.server.http.native import NativeServer
+from millstream.server.node.run import Node, open_listener
 from support.application import ask
 from support.stalls import STALL_SECONDS_MAX, Stalls, measured_stalls
 

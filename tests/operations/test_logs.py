@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from millstream.config import LoggingSection
-from millstream.server.logs import HumanFormatter, JsonFormatter, configure_logging
+from millstream.server.node.logs import HumanFormatter, JsonFormatter, configure_logging
 from support.raw_http import RawConnection
 from support.server import ServerProcess
 

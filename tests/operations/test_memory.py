@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from millstream import config as configuration
-from millstream.server.app import Application
-from millstream.server.live import LongPoll
-from millstream.server.messages import Request, Response
-from millstream.server.run import Node
+from millstream.server.api.app import Application
+from millstream.server.api.live import LongPoll
+from millstream.server.http.messages import Request, Response
+from millstream.server.node.run import Node
 from support.application import ask
 
 PATH = "/v1/stream/memory/s"

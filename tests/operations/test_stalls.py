@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from millstream import config as configuration
-from millstream.server.app import Application
-from millstream.server.run import Node
+from millstream.server.api.app import Application
+from millstream.server.node.run import Node
 from support.application import ask
 from support.stalls import STALL_SECONDS_MAX, Stalls, measured_stalls
 

@@ -18,7 +18,7 @@ from support.raw_http import RawConnection
 from support.server import wait_until_healthy
 
 APP = """
-from millstream.server.asgi import MillstreamApp
+from millstream.asgi import MillstreamApp
 
 app = MillstreamApp({data_dir!r}, auth__enabled="true", auth__jwks_file={keys!r}, auth__jwt_leeway="0s")
 """

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from millstream.config import Config
-from millstream.server.app import Application
-from millstream.server.caching import private
-from millstream.server.limits import read_limits
+from millstream.server.api.app import Application
+from millstream.server.http.caching import private
+from millstream.server.http.limits import read_limits
 from millstream.tiers.objects import ObjectStoreSettings
 from support.access import make_token
 from support.caching import check_every_route
@@ -23,7 +23,7 @@ from support.server import ServerProcess, wait_until_healthy
 from support.shards import started
 
 APP = """
-from millstream.server.asgi import MillstreamApp
+from millstream.asgi import MillstreamApp
 
 app = MillstreamApp({data_dir!r}, auth__enabled="true", read__long_poll_timeout="200ms", yjs__long_poll_timeout="200ms")
 """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.access.exposure import check_exposure
 from millstream.config import load
 from millstream.errors import ConfigurationError
-from millstream.server.exposure import check_exposure
 from support.access import make_certificate
 from support.server import PYTHON, ServerProcess
 

@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
+from millstream.access.forward_marks import MARK, make_mark
 from millstream.access.scopes import Principal, parse_scopes
+from millstream.asgi import MillstreamApp
 from millstream.config import Config, load
 from millstream.errors import TooManyRequests
 from millstream.protocol.keys import parse_v1_path
-from millstream.server.asgi import MillstreamApp
-from millstream.server.forward_marks import MARK, make_mark
-from millstream.server.gate import Gate, Target
-from millstream.server.messages import Request
-from millstream.server.metrics import Metrics
-from millstream.server.run import open_gate
+from millstream.server.api.gate import Gate, Target
+from millstream.server.http.messages import Request
+from millstream.server.http.metrics import Metrics
+from millstream.server.node.run import open_gate
 from support.fake_time import FakeClock
 from support.raw_http import RawConnection
 from support.server import ServerProcess

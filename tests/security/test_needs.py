@@ -6,8 +6,8 @@ import pytest
 
 from millstream.access.scopes import Need, Principal, parse_scopes
 from millstream.errors import Forbidden
-from millstream.server import needs
-from millstream.server.messages import Request, Response
+from millstream.server.api import needs
+from millstream.server.http.messages import Request, Response
 from millstream.streams.subscriptions import parse_config
 
 

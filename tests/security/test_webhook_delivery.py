@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, THIS_MACHINE, PrivateTargets
-from millstream.server.webhook_delivery import ANSWER_BYTES_MAX, WebhookDelivery
+from millstream.server.api.webhook_delivery import ANSWER_BYTES_MAX, WebhookDelivery
 
 BODY = b'{"wake": 1}'
 

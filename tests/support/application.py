@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
-from millstream.server.app import Application
-from millstream.server.messages import Request, Response
+from millstream.server.api.app import Application
+from millstream.server.http.messages import Request, Response
 
 
 class Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from millstream.server.app import Application
+from millstream.server.api.app import Application
 from support.access import bearer
 
 OFFSET = "0000000000000000_0000000000000001"

@@ -22,7 +22,7 @@ import uvloop
 
 from millstream import config as configuration
 from millstream.errors import MillstreamError
-from millstream.server.run import Node, serve
+from millstream.server.node.run import Node, serve
 from millstream.shard import flusher
 from millstream.streams.records import SegmentSealed, SegmentsReplaced
 

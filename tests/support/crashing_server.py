@@ -23,7 +23,7 @@ import uvloop
 from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.log.disk import Disk
-from millstream.server.run import Node, serve
+from millstream.server.node.run import Node, serve
 
 POINTS = (
     "before the write",

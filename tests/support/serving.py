@@ -22,10 +22,10 @@ import uvicorn
 import uvloop
 
 from millstream import config as configuration
-from millstream.server.asgi import MillstreamApp
-from millstream.server.limits import http_limits
-from millstream.server.native import NativeServer
-from millstream.server.run import Node, open_listener
+from millstream.asgi import MillstreamApp
+from millstream.server.http.limits import http_limits
+from millstream.server.http.native import NativeServer
+from millstream.server.node.run import Node, open_listener
 from support.server import ServerProcess
 
 ADAPTERS = ("in-process", "native", "asgi")

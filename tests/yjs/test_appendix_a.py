@@ -17,9 +17,9 @@ from pycrdt import Doc, Text
 from millstream import config as configuration
 from millstream.errors import Unauthorized
 from millstream.protocol.lib0 import frame_update, split_frames
-from millstream.server.app import Application
-from millstream.server.error_map import error_response, yjs_error
-from millstream.server.limits import read_limits
+from millstream.server.api.app import Application
+from millstream.server.http.error_map import error_response, yjs_error
+from millstream.server.http.limits import read_limits
 from millstream.tiers.objects import ObjectStoreSettings
 from support.application import Answer, ask
 from support.fake_time import FakeClock, run, turns

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from millstream.asgi import MillstreamApp
 from millstream.protocol.lib0 import frame_update, split_frames
-from millstream.server.asgi import MillstreamApp
 from support.server import PYTHON, ServerProcess
 from support.yjs import OCTETS, DocumentClient, Typist, wait_for
 

@@ -15,14 +15,14 @@ from cryptography import x509
 from jwt import PyJWK
 
 from millstream.access.authenticator import auth_settings, tokens_path
+from millstream.access.exposure import check_exposure, is_loopback_host
 from millstream.access.jwt import read_jwks
 from millstream.access.token_file import read_tokens
 from millstream.cli.findings import Finding, counted
 from millstream.clock import Clock
 from millstream.config import Config
 from millstream.errors import ConfigurationError
-from millstream.server.exposure import check_exposure, is_loopback
-from millstream.server.tls import tls_context
+from millstream.server.http.tls import tls_context
 
 EXPIRES_SOON_DAYS: Final = 21
 NAMES_SHOWN_MAX: Final = 3
@@ -38,7 +38,7 @@ def exposure(config: Config, clock: Clock) -> Iterator[Finding]:
         return
     if warning is not None:
         yield Finding(name, "warning", warning, "set auth.enabled=true, tls.cert and tls.key")
-    elif is_loopback(host):
+    elif is_loopback_host(host):
         yield Finding(name, "ok", f"{host} is reached from this machine only")
     else:
         yield Finding(name, "ok", f"{host} is reached from other machines, with [auth] and [tls]")

@@ -15,7 +15,7 @@ from millstream.cli.findings import Finding
 from millstream.clock import Clock
 from millstream.config import Config
 from millstream.errors import ConfigurationError
-from millstream.server.cluster_checks import check_cluster, check_directory
+from millstream.server.node.cluster_checks import check_cluster, check_directory
 
 GREETING: Final = b"INFO "
 GREETING_SECONDS: Final = 2.0

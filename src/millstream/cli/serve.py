@@ -15,8 +15,8 @@ import uvloop
 
 from millstream.cli.options import add_configuration, add_server, load_configuration
 from millstream.config import unknown_variables
-from millstream.server.logs import configure_logging
-from millstream.server.run import serve
+from millstream.server.node.logs import configure_logging
+from millstream.server.node.run import serve
 
 logger = logging.getLogger("millstream")
 

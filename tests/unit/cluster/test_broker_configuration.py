@@ -10,7 +10,7 @@ from millstream.cluster.broker import BrokerPlan, render_configuration
 from millstream.cluster.placement import shard_of
 from millstream.config import Config, load
 from millstream.errors import ConfigurationError
-from millstream.server.cluster_checks import check_cluster
+from millstream.server.node.cluster_checks import check_cluster
 
 PLAN = BrokerPlan("prod", "prod-1", ("10.0.0.1", 6437), (("10.0.0.2", 6437), ("10.0.0.3", 6437)), 's"e/c', 8 << 20)
 

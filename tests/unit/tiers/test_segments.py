@@ -296,5 +296,5 @@ print("pandas" in sys.modules)
 
 
 def test_a_server_starts_without_pandas() -> None:
-    script = "import sys, millstream.server.run; print('pandas' in sys.modules)"
+    script = "import sys, millstream.server.node.run; print('pandas' in sys.modules)"
     assert output_of(script) == "False"

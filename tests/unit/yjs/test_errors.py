@@ -16,8 +16,8 @@ from millstream.errors import (
     Unauthorized,
     Unavailable,
 )
-from millstream.server.error_map import error_response, problem, yjs_error
-from millstream.server.messages import Response
+from millstream.server.http.error_map import error_response, problem, yjs_error
+from millstream.server.http.messages import Response
 
 
 def code_of(response: Response) -> str:

@@ -1,0 +1,360 @@
+"""What operators ask of a cluster: who leads, who is ready, and to move leadership, flush, trim, drain and remove.
+
+`GET /healthz`, `/readyz/local`, `/readyz/cluster`, `/metrics`, `/cluster/status`, `/cluster/hot-cold-stats`,
+`/cluster/cold`; `POST /cluster/transfer-leader`,
+`/cluster/trigger-snapshot`, `/cluster/purge-log`, `/cluster/members`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from millstream import __version__
+from millstream.cluster.front import Slot
+from millstream.cluster.membership import Membership
+from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, NotLeader
+from millstream.server.api.health_api import HealthApi
+from millstream.server.api.later import reply_later
+from millstream.server.api.metrics_api import MetricsApi
+from millstream.server.api.stats_api import StatsApi, as_json, with_details
+from millstream.server.http.bodies import json_object
+from millstream.server.http.error_map import problem
+from millstream.server.http.messages import Request, Response
+from millstream.server.http.metrics import Metrics
+from millstream.tasks import Supervisor
+
+logger = logging.getLogger("millstream.cluster")
+
+TRANSFER_SECONDS: Final = 8.0
+TRANSFER_ATTEMPTS: Final = 20
+READY_SECONDS: Final = 5.0
+MEMBER_SECONDS: Final = 30.0
+_JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
+
+Body = dict[str, Any]
+
+
+class BrokerPeers(Protocol):
+    """Moves the brokers' own replicas."""
+
+    async def move_away(self, broker: str) -> None: ...
+
+
+class ClusterAdmin:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        membership: Membership,
+        peers: BrokerPeers,
+        metrics: Metrics,
+        supervisor: Supervisor,
+    ) -> None:
+        self._slots = slots
+        self._membership = membership
+        self._peers = peers
+        self._metrics = metrics
+        self._supervisor = supervisor
+        self.health = health = HealthApi(lambda: [slot.replica.shard for slot in slots], supervisor)
+        health.local_problems, health.cluster_problems = self.missing_locally, self._missing_elsewhere
+        self._running: set[asyncio.Task[None]] = set()
+        self._reads: dict[bytes, Callable[[Request], None]] = {
+            b"/healthz": health.alive,
+            b"/readyz/local": health.ready,
+            b"/readyz/cluster": health.ready_in_cluster,
+            b"/metrics": self._expose,
+            b"/cluster/status": self._status,
+            b"/cluster/hot-cold-stats": self._stats,
+            b"/cluster/cold": self._cold,
+        }
+        self._actions: dict[bytes, Callable[[Request, Body], Coroutine[Any, Any, Response]]] = {
+            b"/cluster/transfer-leader": self._transfer,
+            b"/cluster/trigger-snapshot": self._trigger_snapshot,
+            b"/cluster/purge-log": self._purge_log,
+            b"/cluster/members": self._change_member,
+        }
+
+    def handle(self, request: Request) -> bool:
+        """Answer what is ours; False if it is not."""
+        read, action = self._reads.get(request.path), self._actions.get(request.path)
+        if read is not None and request.method in ("GET", "HEAD"):
+            read(request)
+        elif action is not None and request.method == "POST":
+            reply_later(request, action(request, json_object(request)), lambda response: response)
+        elif (read or action) is not None and request.method not in ("OPTIONS", "PUT"):
+            allowed = b"GET, HEAD" if read is not None else b"POST"
+            fields = b"allow: %b, OPTIONS\r\n" % allowed
+            request.reply(problem(405, "method_not_allowed", f"{request.method} is not possible here", fields=fields))
+        else:
+            return False
+        return True
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    def missing_locally(self) -> list[str]:
+        replicas = [slot.replica for slot in self._slots]
+        return [f"shard {one.number} has not caught up yet" for one in replicas if not one.is_caught_up]
+
+    def missing(self) -> list[str]:
+        return self.missing_locally() + self._missing_elsewhere()
+
+    def _missing_elsewhere(self) -> list[str]:
+        reasons = []
+        leases, nodes = self._membership.view.leases, self._membership.view.nodes
+        for slot in self._slots:
+            number = slot.replica.number
+            lease = leases.get(number)
+            if lease is None or lease.released or lease.node not in nodes:
+                reasons.append(f"shard {number} has no leader")
+            elif not slot.replica.is_current():
+                reasons.append(f"shard {number} is not known to be up to date here")
+        return reasons
+
+    def _expose(self, request: Request) -> None:
+        readers = [slot.app.readers for slot in self._slots]
+        shards = [slot.replica.shard for slot in self._slots]
+        MetricsApi(self._metrics, readers, shards, self._supervisor).expose(request)
+
+    def _cold(self, request: Request) -> None:
+        """Where the store is. Shards count positions by themselves: the least that is flushed, the latest there is."""
+        total, *others = (slot.app.cold.overview() for slot in self._slots)
+        for one in others:
+            total["flushed"] = min(total["flushed"], one["flushed"])
+            total["latest"] = max(total["latest"], one["latest"])
+            total["buckets"] = sorted({*total["buckets"], *one["buckets"]})
+        request.reply(Response(200, _JSON, msgspec.json.encode(total)))
+
+    def _status(self, request: Request) -> None:
+        view, sign = self._membership.view, self._membership.sign
+        missing = self.missing()
+        body = {
+            "node_id": sign.node,
+            "version": __version__,
+            "cluster": self._membership.settings.name,
+            "advertise": sign.advertise,
+            "leader_id": view.leases[0].node if 0 in view.leases and not view.leases[0].released else None,
+            "ready": not missing,
+            "missing": missing,
+            "members": [
+                {
+                    "node_id": one.node,
+                    "advertise": one.advertise,
+                    "broker": one.broker,
+                    "state": view.members.get(number, "active"),
+                    "up": number in view.nodes,
+                    "ready": one.ready and number in view.nodes,
+                    "leads": view.led_by(number),
+                }
+                for number, one in sorted({**view.down, **view.nodes}.items())
+            ],
+            "shards": [self._describe(slot) for slot in self._slots],
+        }
+        request.reply(Response(200, _JSON, msgspec.json.encode(body)))
+
+    def _describe(self, slot: Slot) -> dict[str, object]:
+        replica = slot.replica
+        lease = self._membership.view.leases.get(replica.number)
+        has_leader = lease is not None and not lease.released
+        return {
+            "shard": replica.number,
+            "role": "leading" if replica.is_leading else "following" if replica.role == "leading" else replica.role,
+            "leader_id": lease.node if lease is not None and has_leader else None,
+            "leader": lease.advertise if lease is not None and has_leader else None,
+            "generation": lease.generation if lease is not None else 0,
+            "last_position": replica.last_known_position,
+            "applied_position": replica.applied_position,
+            "flushed_position": replica.shard.machine.flushed,
+            "log_sequence": replica.log.sequence,
+            "known_log_sequence": max(replica.log.sequence, replica.known_sequence),
+            "caught_up": replica.is_caught_up,
+            "current": replica.is_current(),
+        }
+
+    def _stats(self, request: Request) -> None:
+        """The sum over this node's shards; what is no number is the first that says something."""
+        total: dict[str, Any] = {}
+        for slot in self._slots:
+            for name, value in StatsApi(slot.replica.shard).describe().items():
+                if name not in total or total[name] is None:
+                    total[name] = value
+                elif isinstance(value, bool):
+                    total[name] = total[name] or value
+                elif isinstance(value, int):
+                    total[name] += value
+        reply_later(request, with_details(total, [slot.replica.shard for slot in self._slots]), as_json)
+
+    # -- acting ------------------------------------------------------------------------------------------------
+
+    def _led(self, body: Body) -> list[Slot]:
+        """The shards an action is for: those named, or all that this node leads."""
+        number = body.get("shard")
+        if number is not None and (not isinstance(number, int) or not 0 <= number < len(self._slots)):
+            raise InvalidRequest(f"shard {number!r} is not one of 0 to {len(self._slots) - 1}", code="invalid_shard")
+        chosen = self._slots if number is None else [self._slots[number]]
+        led = [slot for slot in chosen if slot.replica.is_leading]
+        if not led:
+            raise NotLeader("this node leads none of these shards", hint="see /cluster/status for who does")
+        return led
+
+    async def _transfer(self, request: Request, body: Body) -> Response:
+        me, target = self._membership.sign.node, body.get("node")
+        if target is not None and (target == me or not await self._can_soon_lead(target)):
+            able = [str(node) for node in self._membership.view.active if node != me]
+            raise Conflict(
+                f"node {target!r} cannot take over: it is not another node that is up, ready and not draining",
+                code="invalid_successor",
+                hint=f"those that can: {', '.join(able) or 'none at the moment'}",
+            )
+        led = self._led(body)
+        moved = []
+        for slot in led:
+            successor = target if target is not None else self.least_burdened(exclude=me)
+            if successor is None:
+                raise Conflict("there is no other node that could take over", code="no_successor")
+            await slot.replica.hand_over(successor)
+            moved.append({"shard": slot.replica.number, "node": successor})
+        await self._wait_for(lambda: all(self._leader(one["shard"]) == one["node"] for one in moved))
+        for slot in led:
+            for _ in range(TRANSFER_ATTEMPTS):  # it has the lease, and leads when it has caught up
+                if await slot.replica.is_led():
+                    break
+                await asyncio.sleep(0.02)
+        return Response(200, _JSON, msgspec.json.encode({"transferred": moved}))
+
+    async def _can_soon_lead(self, node: object) -> bool:
+        """Whether a node may lead; one that is there and has just caught up needs a moment to say so to all."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_SECONDS
+        while node not in (view := self._membership.view).active:
+            if node not in view.nodes or node in view.members or loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def _leader(self, shard: int) -> int | None:
+        lease = self._membership.view.leases.get(shard)
+        return lease.node if lease is not None and not lease.released else None
+
+    def least_burdened(self, exclude: int) -> int | None:
+        view = self._membership.view
+        others = [node for node in view.active if node != exclude]
+        return min(others, key=lambda node: (len(view.led_by(node)), node)) if others else None
+
+    @staticmethod
+    async def _wait_for(condition: Callable[[], bool], seconds: float = TRANSFER_SECONDS) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not condition():
+            if loop.time() > deadline:
+                raise Conflict(
+                    f"it was asked for, and has not happened after {seconds:.0f} s",
+                    code="timed_out",
+                    hint="millstream cluster status (GET /cluster/status) shows how far it is; ask again to wait on",
+                )
+            await asyncio.sleep(0.02)
+
+    async def _trigger_snapshot(self, request: Request, body: Body) -> Response:
+        led = self._led(body)
+        for slot in led:
+            task = asyncio.get_running_loop().create_task(self._flush(slot))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        return Response(202, _JSON, msgspec.json.encode({"queued": [slot.replica.number for slot in led]}))
+
+    @staticmethod
+    async def _flush(slot: Slot) -> None:
+        try:
+            await slot.replica.shard.flusher.flush()
+        except MillstreamError as error:
+            logger.warning("the snapshot of shard %d failed: %s", slot.replica.number, error)
+
+    async def _purge_log(self, request: Request, body: Body) -> Response:
+        """Trim to the last flush, without leaving anything for nodes that are away."""
+        purged = {}
+        for slot in self._led(body):
+            position = slot.replica.shard.machine.flushed
+            await asyncio.to_thread(slot.replica.log.purge, position)
+            purged[str(slot.replica.number)] = position
+        return Response(200, _JSON, msgspec.json.encode({"purged_through": purged}))
+
+    async def _change_member(self, request: Request, body: Body) -> Response:
+        node, state = body.get("node"), body.get("state")
+        if not isinstance(node, int) or state not in ("active", "draining", "removed"):
+            raise InvalidRequest(
+                "the body must be {node: a number, state: active, draining or removed}", code="invalid_member"
+            )
+        await self._check_known(node)
+        change = {"active": self._activate, "draining": self._drain, "removed": self._remove}[state]
+        is_up = await change(node)
+        return Response(200, _JSON, msgspec.json.encode({"node": node, "state": state, "up": is_up}))
+
+    async def _check_known(self, node: int) -> None:
+        """Refuse a number that no node has, or had. One that was just started may take a moment to be heard of."""
+        deadline = asyncio.get_running_loop().time() + READY_SECONDS
+        while not self._is_known(node):
+            if asyncio.get_running_loop().time() > deadline:
+                view = self._membership.view
+                raise NotFound(
+                    f"there is no node {node} in this cluster",
+                    code="node_not_found",
+                    hint=f"its nodes are {', '.join(map(str, sorted({**view.nodes, **view.down})))}; a new one is"
+                    " started with its server.node_id first",
+                )
+            await asyncio.sleep(0.1)
+
+    def _is_known(self, node: int) -> bool:
+        view = self._membership.view
+        return node in view.nodes or node in view.down or node in view.members
+
+    async def _activate(self, node: int) -> bool:
+        """Let a node lead, and wait until it can; one that is down can when it is started."""
+        membership = self._membership
+        await membership.link.ask(membership.set_member(node, "active"))
+        if node not in membership.view.nodes:
+            return False
+        await self._wait_for(lambda: node in membership.view.active, MEMBER_SECONDS)
+        return True
+
+    async def _drain(self, node: int) -> bool:
+        """Let a node lead nothing, and wait until others lead all that it led."""
+        membership = self._membership
+        if node not in membership.view.nodes:
+            raise Conflict(
+                f"node {node} is down: it leads nothing",
+                code="node_down",
+                hint=f"start it again, or take it out of the cluster: millstream cluster remove {node}",
+            )
+        if all(one == node for one in membership.view.active):
+            raise Conflict(
+                f"node {node} is the last one that can lead",
+                code="last_node",
+                hint="start another node, or let one lead again: millstream cluster add NODE",
+            )
+        await membership.link.ask(membership.set_member(node, "draining"))
+        # A lease that it has given back still has its name, until another node takes it.
+        await self._wait_for(
+            lambda: all(lease.node != node for lease in membership.view.leases.values()), MEMBER_SECONDS
+        )
+        return True
+
+    async def _remove(self, node: int) -> bool:
+        """Drain a node, move its broker's replicas to others, and let it go. If they cannot move, it may lead again."""
+        membership, link = self._membership, self._membership.link
+        before = membership.view.members.get(node, "active")
+        is_up = node in membership.view.nodes
+        if is_up:
+            await self._drain(node)
+        broker = await link.ask(membership.broker_of(node))
+        try:
+            if broker:
+                await self._peers.move_away(broker)
+        except Conflict as refusal:
+            if refusal.code == "no_place_for_replica":
+                await link.ask(membership.set_member(node, before))
+            raise
+        await link.ask(membership.set_member(node, "removed"))
+        return is_up

@@ -1,0 +1,111 @@
+"""Where a bucket's history lies: what a reader needs that fetches segments from the object store by itself.
+
+`GET /{bucket}/streams/cold` names the store (never its credentials), the bucket's segments and two positions of one
+moment: everything through `flushed` is in those segments, everything after it through `latest` is in the feed.
+Segments may hold rows that are dead; `POST` to the same path says which incarnations are alive, and from which offset.
+A segment has streams of the whole bucket in it, so all of this needs `read` on the whole bucket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import InvalidRequest, PayloadTooLarge
+from millstream.server.api.feed_api import SHARD, position_of
+from millstream.server.api.later import reply_later
+from millstream.server.http.messages import Request, Response, parse_query
+from millstream.shard.shard import Shard
+from millstream.streams.records import SegmentRef
+from millstream.tiers.objects import ObjectStoreSettings
+
+INCARNATIONS_MAX: Final = 100_000
+POSITION_MAX: Final = 2**63 - 1
+# Names of credentials; everything else about the store may be told to whoever may read the bucket.
+SECRET_OPTIONS: Final = ("access_key_id", "secret_access_key", "session_token", "service_account", "account_key")
+
+_JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
+
+
+class _Question(msgspec.Struct, forbid_unknown_fields=True):
+    incarnations: list[Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]]
+
+
+_QUESTION: Final = msgspec.json.Decoder(_Question)
+
+
+class _Segments(NamedTuple):
+    flushed: int
+    segments: list[SegmentRef]
+
+
+class ColdApi:
+    def __init__(self, shard: Shard, store: ObjectStoreSettings) -> None:
+        self._shard = shard
+        self._store = {
+            "backend": store.backend,
+            "path": str(store.path.absolute() if store.backend == "fs" else store.path),
+            "options": {name: value for name, value in store.options.items() if value and name not in SECRET_OPTIONS},
+        }
+
+    def describe(self, request: Request, bucket: str) -> None:
+        after = parse_query(request.query).get("after")
+        position = position_of(after) if after else -1
+        self._shard.machine.bucket(bucket)
+        reply_later(request, self._segments(bucket, position), lambda found: self._description(bucket, found))
+
+    async def _segments(self, bucket: str, after: int) -> _Segments:
+        position, segments = await asyncio.to_thread(self._shard.cold_segments, bucket, after)
+        return _Segments(position - 1, segments)
+
+    def _description(self, bucket: str, found: _Segments) -> Response:
+        shard = self._shard
+        body = {
+            "bucket": bucket,
+            "store": self._store,
+            "shards": [
+                {
+                    "shard": SHARD,
+                    "earliest": shard.feed.earliest,
+                    "flushed": found.flushed,
+                    "latest": shard.feed.latest,
+                    "unflushed_bytes": shard.hot.backlog_bytes,
+                    "segments": [msgspec.structs.asdict(segment) for segment in found.segments],
+                }
+            ],
+        }
+        return Response(200, _JSON, msgspec.json.encode(body))
+
+    def describe_all(self, request: Request) -> None:
+        """The same for the whole server, for the jobs that tend the store: no segments, manifests have them all."""
+        request.reply(Response(200, _JSON, msgspec.json.encode(self.overview())))
+
+    def overview(self) -> dict[str, Any]:
+        return {
+            "store": self._store,
+            "flushed": self._shard.machine.flushed - 1,
+            "latest": self._shard.feed.latest,
+            "buckets": sorted(self._shard.machine.buckets),
+        }
+
+    def ask_alive(self, request: Request, bucket: str) -> None:
+        self._shard.machine.bucket(bucket)
+        try:
+            question = _QUESTION.decode(request.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"the body is not a question about incarnations: {error}",
+                code="invalid_body",
+                hint='send {"incarnations": [17, 42]}',
+            ) from None
+        if len(question.incarnations) > INCARNATIONS_MAX:
+            raise PayloadTooLarge(
+                f"{len(question.incarnations)} incarnations are too many at once", hint=f"ask for {INCARNATIONS_MAX:,}"
+            )
+
+        def answer(alive: list[tuple[int, int]]) -> Response:
+            return Response(200, _JSON, msgspec.json.encode({"alive": alive}))
+
+        reply_later(request, self._shard.alive(bucket, question.incarnations), answer)

@@ -1,0 +1,69 @@
+"""Compactions over HTTP: a job proposes a replacement of segments, and hears whether it is now in force.
+
+POST /cluster/compactions   {"replace": [path, …], "segments": [{"path": …, "size": …, …}, …]}
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.errors import InvalidRequest
+from millstream.server.api.later import reply_later
+from millstream.server.http.messages import Request, Response
+from millstream.shard.compaction import Compacted, Proposal
+from millstream.shard.shard import Shard
+from millstream.streams.records import SegmentRef
+from millstream.tiers.cold import bucket_of_path
+
+
+class ProposedSegment(msgspec.Struct, forbid_unknown_fields=True):
+    """A `SegmentRef` by the names of its fields."""
+
+    path: str
+    bucket: str
+    size: int
+    checksum: int
+    rows: int
+    payload_bytes: int
+    first_position: int
+    last_position: int
+    first_at_ms: int
+    last_at_ms: int
+    footer_bytes: int
+    footer_checksum: int
+
+
+class ProposalBody(msgspec.Struct, forbid_unknown_fields=True):
+    replace: list[str]
+    segments: list[ProposedSegment]
+
+
+def bucket_of_proposal(request: Request) -> str | None:
+    """The bucket whose segments a proposal is about; None if it does not say, and will be refused."""
+    try:
+        body = msgspec.json.decode(request.body, type=ProposalBody)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if body.segments:
+        return body.segments[0].bucket
+    return bucket_of_path(body.replace[0]) if body.replace else None
+
+
+class CompactionApi:
+    def __init__(self, shard: Shard) -> None:
+        self._compaction = shard.compaction
+
+    def commit(self, request: Request) -> None:
+        try:
+            body = msgspec.json.decode(request.body, type=ProposalBody)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"the proposal cannot be read: {error}", code="invalid_compaction", hint="see docs/api.md"
+            ) from None
+        segments = [SegmentRef(*msgspec.structs.astuple(segment)) for segment in body.segments]
+        reply_later(request, self._compaction.commit(Proposal(body.replace, segments)), _render)
+
+
+def _render(compacted: Compacted) -> Response:
+    fields = b"content-type: application/json\r\ncache-control: no-store\r\n"
+    return Response(200, fields, msgspec.json.encode(compacted._asdict()))

@@ -1,0 +1,266 @@
+"""Requests and responses as handlers see them, the same under every adapter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from itertools import count
+from typing import Final, Protocol
+from urllib.parse import unquote_to_bytes
+
+from millstream.access.scopes import Principal
+from millstream.caches import cached
+from millstream.clock import SystemClock
+from millstream.errors import InvalidRequest
+from millstream.server.http.metrics import RouteSeries
+
+Fields = bytes
+"""Header fields as they go on the wire: `name: value\\r\\n`, lower case, any number of them."""
+
+_BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_HOST: Final = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+HOST_BYTES_MAX: Final = 300
+QUERY_BYTES_CACHED_MAX: Final = 256
+
+# Request ids that clients send are kept if they can stand in a log as they are.
+_SANE_ID: Final = re.compile(rb"[A-Za-z0-9._~:/+=@-]{1,128}")
+_ID_PREFIX: Final = SystemClock().random_bytes(5).hex().encode()
+_ID_NUMBERS: Final = count(1)
+
+STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
+}
+
+# §10.7 for every response. CORS fields do not depend on the request, so a shared cache may keep them.
+COMMON_FIELDS: Final = (
+    b"x-content-type-options: nosniff\r\n"
+    b"cross-origin-resource-policy: cross-origin\r\n"
+    b"access-control-allow-origin: *\r\n"
+    b"access-control-expose-headers: *\r\n"
+)
+
+
+# What a stream or a snapshot holds is somebody's bytes under somebody's content type. A browser that is pointed at it
+# shows it as a document of no origin: no script in it runs, least of all as if it were the console's.
+SANDBOX: Final = b"content-security-policy: sandbox\r\n"
+
+
+class Request:
+    """One request, body included, and the way to answer it.
+
+    `headers` has lower-case names; a repeated one is joined with commas. `reply` is called exactly once.
+    """
+
+    __slots__ = (
+        "_base_url",
+        "body",
+        "client",
+        "headers",
+        "is_disconnected",
+        "is_open",
+        "method",
+        "on_disconnect",
+        "path",
+        "principal",
+        "query",
+        "reply",
+        "series",
+        "session",
+        "started",
+        "upload",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        reply: ReplyWith,
+        base_url: str | None = None,
+        client: Client | None = None,
+    ) -> None:
+        # When its handling began, if that is measured.
+        self.started = 0.0
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.reply = reply
+        self.is_disconnected = False
+        # What to do if the client goes away before it is answered; set by handlers that wait.
+        self.on_disconnect: Callable[[], None] | None = None
+        self.upload: Upload | None = None
+        self._base_url = base_url
+        self.client = client
+        # Under which name the request is measured; None until it is routed.
+        self.series: RouteSeries | None = None
+        # Whether it needs no token where others do: only then may its answer be kept by caches that many share.
+        self.is_open = False
+        # Who the gate says sent it, and what else the gate wants to know of it.
+        self.principal: Principal | None = None
+        self.session: Session | None = None
+
+    @property
+    def id(self) -> str:
+        """What the request is called in logs: the client's X-Request-Id, or one that its connection made up."""
+        name = given_id(self.headers) or (self.client.request_id() if self.client is not None else b"")
+        return name.decode("latin-1")
+
+    @property
+    def address(self) -> str:
+        """Where the connection comes from."""
+        return self.client.address if self.client is not None else ""
+
+    @property
+    def base_url(self) -> str:
+        """The URL by which the client reached the server, without a path."""
+        return self._base_url or base_url_of("http", self.headers.get(b"host", b"localhost"))
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    def disconnect(self) -> None:
+        self.is_disconnected = True
+        if self.session is not None:
+            self.session.close()
+        if self.on_disconnect is not None:
+            # What is given up refers to its request: without this it would be a cycle, kept with all it had read until
+            # a collection that may be far away.
+            give_up, self.on_disconnect = self.on_disconnect, None
+            give_up()
+
+
+class Client(Protocol):
+    """Who sent a request, as its adapter knows it."""
+
+    @property
+    def address(self) -> str: ...
+
+    def request_id(self) -> bytes:
+        """The name of the request that is being handled, if the client gave it none."""
+        ...
+
+
+def given_id(headers: dict[bytes, bytes]) -> bytes | None:
+    """The X-Request-Id that a client sent, if it is one that can stand in a log."""
+    given = headers.get(b"x-request-id")
+    return given if given is not None and _SANE_ID.fullmatch(given) is not None else None
+
+
+def new_id() -> bytes:
+    """A name that nothing else in this or another run of the server has."""
+    return b"%b-%x" % (_ID_PREFIX, next(_ID_NUMBERS))
+
+
+class Session(Protocol):
+    def close(self) -> None:
+        """The client is gone."""
+        ...
+
+
+class Sink(Protocol):
+    """Where a streamed body goes."""
+
+    def write(self, data: bytes) -> bool:
+        """Send; False asks to wait for `BodyStream.resume` before writing more."""
+        ...
+
+    def finish(self) -> None:
+        """The body is complete."""
+        ...
+
+    def abort(self) -> None:
+        """The body cannot be completed: break the connection, so that nobody takes it for whole."""
+        ...
+
+
+class BodyStream(Protocol):
+    """A body that is produced while it is being sent."""
+
+    def start(self, sink: Sink) -> None: ...
+
+    def resume(self) -> None:
+        """The client has read what was buffered."""
+        ...
+
+    def cancel(self) -> None:
+        """The client is gone; write nothing more."""
+        ...
+
+
+class Upload(Protocol):
+    """Where a large request body goes while it arrives; the request then has it as `upload` and no `body`."""
+
+    @property
+    def size(self) -> int: ...
+
+    def write(self, chunk: bytes) -> None: ...
+
+    def discard(self) -> None:
+        """The body did not arrive whole, or is not wanted."""
+        ...
+
+
+class Response:
+    """An answer. `length` is the size of a streamed body, where it is known beforehand."""
+
+    __slots__ = ("body", "fields", "length", "status")
+
+    def __init__(
+        self, status: int, fields: Fields = b"", body: bytes | BodyStream = b"", *, length: int | None = None
+    ) -> None:
+        self.status = status
+        self.fields = fields
+        self.body = body
+        self.length = length
+
+
+ReplyWith = Callable[[Response], None]
+
+
+def base_url_of(scheme: str, host: bytes) -> str:
+    if len(host) > HOST_BYTES_MAX:
+        raise InvalidRequest(f"the Host header is longer than {HOST_BYTES_MAX} bytes", code="invalid_host")
+    return _base_url_of(scheme, host)
+
+
+@cached("hosts", 4096)
+def _base_url_of(scheme: str, host: bytes) -> str:
+    text = host.decode("latin-1")
+    if _HOST.fullmatch(text) is None:
+        raise InvalidRequest(f"the Host header {text[:80]!r} is not a host", code="invalid_host")
+    return f"{scheme}://{text}"
+
+
+def parse_query(raw: bytes) -> dict[str, str]:
+    """The query's parameters; one that is repeated or malformed is refused."""
+    return _parse_query(raw) if len(raw) <= QUERY_BYTES_CACHED_MAX else _parse_query.__wrapped__(raw)
+
+
+@cached("queries", 4096)
+def _parse_query(raw: bytes) -> dict[str, str]:
+    parameters: dict[str, str] = {}
+    for pair in raw.split(b"&"):
+        if not pair:
+            continue
+        raw_name, _, raw_value = pair.partition(b"=")
+        name, value = _decode(raw_name), _decode(raw_value)
+        if name in parameters:
+            raise InvalidRequest(f"the query parameter {name[:40]!r} is repeated", code="invalid_query")
+        parameters[name] = value
+    return parameters
+
+
+def _decode(raw: bytes) -> str:
+    if _BAD_ESCAPE.search(raw) is not None:
+        raise InvalidRequest("the query has a malformed percent-encoding", code="invalid_query")
+    try:
+        return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the query is not valid UTF-8", code="invalid_query") from None

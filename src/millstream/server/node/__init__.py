@@ -1,0 +1,1 @@
+"""A process that serves: its assembly, start, reload and stop."""

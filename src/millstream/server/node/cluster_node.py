@@ -1,0 +1,532 @@
+"""A node of a cluster: its broker, its place among the members, a replica of every shard, the handlers over them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import ssl
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from millstream.clock import Clock, ExpiryClock, SystemClock
+from millstream.cluster.admin import ClusterAdmin
+from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
+from millstream.cluster.forwarding import Forwarder
+from millstream.cluster.front import AllSubscriptions, ClusterApplication, Slot
+from millstream.cluster.membership import Membership, NodeSign, Settings
+from millstream.cluster.origins import Origins, forget_origins, read_origins
+from millstream.cluster.peers import Peers
+from millstream.cluster.replica import Replica
+from millstream.config import Config
+from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
+from millstream.log.broker_link import BrokerLink, BrokerRefusal, BrokerSettings
+from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, LogTrimmed, log_names
+from millstream.server.api.app import Application
+from millstream.server.api.console_pages import open_console
+from millstream.server.api.gate import Gate
+from millstream.server.http.limits import read_limits
+from millstream.server.http.metrics import Metrics
+from millstream.server.node.cluster_checks import check_cluster, claim_directory
+from millstream.server.node.run import (
+    DataDirectory,
+    flush_limits,
+    object_store_settings,
+    open_gate,
+    stream_limits,
+    subscription_settings,
+    yjs_settings,
+)
+from millstream.shard.quarantine import Quarantine
+from millstream.shard.restore import restore
+from millstream.shard.scrub import ScrubLimits
+from millstream.shard.shard import Shard
+from millstream.streams.records import SegmentSealed, decode_batch
+from millstream.tasks import Supervisor, end
+from millstream.tiers.blobs import Blobs
+from millstream.tiers.catalog import Catalog
+from millstream.tiers.cold import ColdTier
+from millstream.tiers.objects import Objects, open_objects
+
+logger = logging.getLogger("millstream.cluster")
+
+WAITING_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 1.0
+BALANCE_SECONDS: Final = 1.0
+BALANCE_STABLE_ROUNDS: Final = 5
+OPENED_AT_ONCE: Final = 8
+RESTORE_ATTEMPTS: Final = 5
+RECORD_MARGIN_BYTES: Final = 64 << 10
+
+
+class ClusterNode:
+    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+        check_cluster(config)
+        self.config = config
+        self._clock = clock or SystemClock()
+        self._directory = DataDirectory(config.server.data_dir)
+        try:
+            claim_directory(config)
+        except ConfigurationError:
+            self._directory.release()
+            raise
+        self.notices: list[str] = []
+        self._broker: Broker | None = None
+        self._link: BrokerLink | None = None
+        self._membership: Membership | None = None
+        self._peers: Peers | None = None
+        self._slots: list[Slot] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reopening: set[int] = set()
+        self._app: ClusterApplication | None = None
+        self._metrics = Metrics()
+        self._supervisor = Supervisor()
+        self._expiry_clock = ExpiryClock(self._clock)
+        self._limits = read_limits(config)
+        self.on_removed: Callable[[], None] = lambda: None
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> ClusterApplication:
+        """Start everything; waits for a majority of the brokers. Whatever ends it, nothing is left running."""
+        loop = asyncio.get_running_loop()
+        starting = loop.create_task(self._start())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, starting.cancel)
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            await self.stop()
+            raise ConfigurationError("stopped before the cluster was there") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> ClusterApplication:
+        config = self.config
+        cluster = config.cluster
+        broker_settings, system = await self._start_broker()
+        self._link = link = BrokerLink(
+            broker_settings, f"millstream-{cluster.name}-{config.server.node_id}", self._supervisor
+        )
+        await self._connect(link)
+        self._check_payload(link)
+        sign = NodeSign(config.server.node_id, self._advertised(), self._broker_name() if system is not None else "")
+        origins = self._origins()
+        settings = Settings(cluster.name, cluster.shards, cluster.replicas, origins.positions, origins.claims)
+        self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
+        may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
+        obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
+        await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
+        forget_origins(config.server.data_dir)
+        loop = asyncio.get_running_loop()
+        membership.on_change = partial(_call_soon, loop, self._nudge)
+        await self._open_all()
+        self._peers = Peers(link, membership.streams, system)
+        admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics, self._supervisor)
+        forwarder = Forwarder(self._trust()) if cluster.forward else None
+        self._app = app = ClusterApplication(
+            self._slots, membership, admin.handle, admin.health, self._metrics, self._limits, forwarder
+        )
+        app.logs_access = config.logging.access
+        app.console = open_console(config)
+        app.gate = self.open_gate(config)
+        for slot in self._slots:
+            await slot.replica.start()
+        start = self._supervisor.start
+        self._tasks = [start("tending", partial(self._tend_forever, admin), is_vital=True)]
+        if app.gate is not None:
+            self._tasks.append(start("token files", partial(app.gate.watch, config.auth.reload_interval)))
+        return app
+
+    def open_gate(self, config: Config) -> Gate | None:
+        """One gate for all shards, by this node's own token files."""
+        # The first shard's key signs for all: every node has it, and needs no leader to use it.
+        slots = self._slots
+        return open_gate(
+            config, self._metrics, self._clock, AllSubscriptions(slots), lambda: slots[0].replica.shard.token_key()
+        )
+
+    @property
+    def keeps_house(self) -> bool:
+        """Scheduled jobs are for the whole cluster: whoever leads the first shard starts them."""
+        return bool(self._slots) and self._slots[0].replica.is_leading
+
+    def _trust(self) -> ssl.SSLContext:
+        """Other nodes are trusted as far as the system's authorities and the cluster's own vouch for them."""
+        context = ssl.create_default_context()
+        if self.config.cluster.tls_authority:
+            context.load_verify_locations(self.config.cluster.tls_authority)
+        return context
+
+    def _origins(self) -> Origins:
+        """Where the logs are to begin, if this node was restored to begin the cluster again."""
+        found = read_origins(self.config.server.data_dir)
+        ours = (self.config.cluster.name, self.config.cluster.shards)
+        if found is not None and (found.cluster, len(found.positions)) != ours:
+            raise ConfigurationError(
+                f"the data directory was restored for cluster {found.cluster!r} with {len(found.positions)} shards,"
+                f" not for {ours[0]!r} with {ours[1]}",
+                hint="correct cluster.name or cluster.shards, or restore again into an empty data directory",
+            )
+        return found if found is not None else Origins(ours[0], [])
+
+    async def _bootstrap_obstacle(self) -> ConfigurationError | None:
+        """A new cluster counts positions from one: it must not share a place with what another has written."""
+        if read_origins(self.config.server.data_dir) is not None:
+            return None  # a restored one goes on where that ends
+        objects = open_objects(object_store_settings(self.config))
+        try:
+            async for entry in objects.list("manifests/"):
+                return ConfigurationError(
+                    f"a new cluster cannot begin here: the object store holds another's data ({entry.path})",
+                    hint="set cold.path to a prefix of its own; if the cluster exists, see that its brokers are up;"
+                    " if all of them are lost, run `millstream restore` with this configuration first",
+                )
+        except MillstreamError as error:
+            return ConfigurationError(f"a new cluster cannot begin: the object store does not answer: {error.message}")
+        return None
+
+    async def _start_broker(self) -> tuple[BrokerSettings, BrokerSettings | None]:
+        cluster = self.config.cluster
+        if cluster.nats_url:
+            urls = [url.strip() for url in cluster.nats_url.split(",")]
+            tls = self._broker_tls() if any(url.startswith("tls:") for url in urls) else None
+            return BrokerSettings(urls, cluster.nats_user, cluster.nats_password, tls), None
+        plan = BrokerPlan(
+            cluster.name,
+            self._broker_name(),
+            cluster.listen,
+            cluster.routes,
+            cluster.secret,
+            self.config.http.body_bytes_max + self._record_margin_bytes(),
+            cluster.advertise,
+            cluster.tls_certificate,
+            cluster.tls_key,
+            cluster.tls_authority,
+        )
+        self._broker = Broker(plan, self.config.server.data_dir / "broker", self._supervisor)
+        await self._broker.start()
+        urls = [self._broker.url]
+        return BrokerSettings(urls, USER, cluster.secret), BrokerSettings(urls, SYSTEM_USER, cluster.secret)
+
+    def _record_margin_bytes(self) -> int:
+        """By how much the record of an append may be larger than the body: its own fields, and two bytes a message
+        beyond the comma that the body has for it."""
+        return RECORD_MARGIN_BYTES + 2 * self.config.streams.append_messages_max
+
+    def _broker_tls(self) -> ssl.SSLContext:
+        """For brokers that are not ours: whom to trust, and what to show them if they ask."""
+        cluster = self.config.cluster
+        context = self._trust()
+        if cluster.tls_certificate:
+            context.load_cert_chain(cluster.tls_certificate, cluster.tls_key)
+        return context
+
+    def _broker_name(self) -> str:
+        return f"{self.config.cluster.name}-{self.config.server.node_id}"
+
+    async def _connect(self, link: BrokerLink) -> None:
+        waiting = _Waiting(self._clock)
+        while True:
+            try:
+                await link.ask(link.connect())
+                return
+            except BrokerRefusal as refusal:
+                raise ConfigurationError(
+                    refusal.message,
+                    hint="see cluster.nats_user, cluster.nats_password and, for tls://, cluster.tls_authority",
+                ) from None
+            except MillstreamError as error:
+                waiting(error.message)
+                await asyncio.sleep(0.2)
+
+    def _check_payload(self, link: BrokerLink) -> None:
+        needed = self.config.http.body_bytes_max + RECORD_MARGIN_BYTES + HEADER_BYTES
+        if link.payload_bytes_max < needed:
+            raise ConfigurationError(
+                f"the broker takes messages of {link.payload_bytes_max} bytes, and http.body_bytes_max needs {needed}",
+                hint="raise max_payload in the broker's configuration, or lower http.body_bytes_max",
+            )
+
+    def _advertised(self) -> str:
+        server = self.config.server
+        scheme = "https" if self.config.tls.cert is not None else "http"
+        if server.advertise:
+            return server.advertise if "://" in server.advertise else f"{scheme}://{server.advertise}"
+        host, port = server.listen
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    # -- shards ------------------------------------------------------------------------------------------------
+
+    async def _open(self, number: int) -> Slot:
+        """A replica of a shard: its catalog, restored if the log has gone on without it, and everything behind it."""
+        attempt = 1
+        while True:
+            try:
+                return await self._try_to_open(number)
+            except LogTrimmed as error:
+                # The leader has flushed while we read: what we were about to read is in the object store by now.
+                if attempt == RESTORE_ATTEMPTS:
+                    raise
+                attempt += 1
+                logger.info("shard %d: the log was trimmed while it was read: %s", number, error.message)
+
+    async def _try_to_open(self, number: int) -> Slot:
+        assert self._link is not None and self._membership is not None
+        config = self.config
+        link = self._link
+        directory = config.server.data_dir / "shards" / f"{number:04d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        objects = open_objects(object_store_settings(config))
+        log = JetStreamLog(
+            link,
+            log_names(config.cluster.name, number),
+            self._clock,
+            window=config.cluster.window,
+            keep_trims=config.cluster.keep_flushes,
+        )
+        origin = self._membership.settings.origin(number)
+        first_position = max(origin, await self._first_position(log))
+        catalog = Catalog(directory / "catalog")
+        if catalog.position < first_position:
+            catalog.close()
+            await self._restore(number, directory, log, objects)
+            catalog = Catalog(directory / "catalog")
+        log.read_from = catalog.position
+        blobs = Blobs(objects, directory / "uploads", f"{number:04d}/" if config.cluster.shards > 1 else "")
+        cold = ColdTier(objects, catalog, config.cold.cache_bytes // config.cluster.shards)
+        try:
+            shard = await asyncio.to_thread(
+                Shard,
+                log,
+                catalog,
+                cold,
+                blobs,
+                self._clock,
+                hot_bytes_max=config.hot.bytes_max // config.cluster.shards,
+                flush_limits=flush_limits(config, config.cluster.shards),
+                reclaim_grace_seconds=config.cold.reclaim_grace,
+                number=number,
+                leftover_age_seconds=config.cold.leftover_age,
+                may_take_over=config.cold.take_over,
+                scrub_limits=ScrubLimits(config.cold.scrub_bytes_per_second, config.cold.scrub_interval),
+                supervisor=self._supervisor,
+                expiry_clock=self._expiry_clock,
+                stream_limits=stream_limits(config),
+                stuck_seconds_max=config.log.stuck_after,
+                quarantine=Quarantine(config.server.data_dir / "quarantine", number),
+            )
+        except BaseException:
+            cold.close()
+            catalog.close()
+            raise
+        shard.ownership.granted = self._membership.settings.claim(number)
+        self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
+        limits = self._app.read_limits if self._app is not None else self._limits
+        app = Application(
+            shard,
+            limits,
+            object_store_settings(config),
+            yjs_settings(config),
+            subscription_settings(config),
+            metrics=self._metrics,
+            url_token_seconds_max=config.auth.url_token_max,
+        )
+        app.subscriptions.wakes.pause()
+        replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
+        replica.on_outdated = lambda: self._reopen(number)
+        return Slot(replica, app)
+
+    async def _open_all(self) -> None:
+        """Open every shard, some at a time: each waits for the broker and for the disk more than it works."""
+        gate = asyncio.Semaphore(OPENED_AT_ONCE)
+
+        async def open_one(number: int) -> Slot:
+            async with gate:
+                return await self._open(number)
+
+        shards = range(self.config.cluster.shards)
+        opened = await asyncio.gather(*(open_one(number) for number in shards), return_exceptions=True)
+        self._slots += [one for one in opened if isinstance(one, Slot)]  # a start that fails closes what is open
+        for one in opened:
+            if isinstance(one, BaseException):
+                raise one
+
+    async def _first_position(self, log: JetStreamLog) -> int:
+        """Where the log begins, once the brokers can tell: after a restart they agree on who leads it first."""
+        assert self._link is not None
+        waiting = _Waiting(self._clock)
+        while True:
+            try:
+                await self._link.ask(log.bounds(ANSWER_SECONDS))
+                return await self._link.ask(log.first_position())
+            except Unavailable as error:
+                waiting(error.message)
+                await asyncio.sleep(0.1)
+
+    async def _restore(self, number: int, directory: Path, log: JetStreamLog, objects: Objects) -> None:
+        """Rebuild a catalog from the manifests, up to the last flush that the log says is sealed."""
+        assert self._membership is not None
+        for attempt in range(1, RESTORE_ATTEMPTS + 1):
+            through = await asyncio.to_thread(_last_sealed, log)
+            if through is None and self._membership.settings.origin(number) > 1:
+                through = self._membership.settings.origin(number)
+            unfinished, finished = directory / "catalog.restoring", directory / "catalog"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            catalog = Catalog(unfinished)
+            cold = ColdTier(objects, catalog, self.config.cold.cache_bytes)
+            try:
+                restored = await restore(
+                    cold, catalog, self._clock.now_ms(), lambda done, total: None, shard=number, through=through
+                )
+            except (NotFound, Corrupt):
+                # The leader tidies manifests up while we read them; a later flush is there by then.
+                if attempt == RESTORE_ATTEMPTS:
+                    raise
+                await asyncio.sleep(1.0)
+                continue
+            finally:
+                cold.close()
+                catalog.close()
+            shutil.rmtree(finished, ignore_errors=True)
+            unfinished.rename(finished)
+            logger.info("shard %d: restored %d streams up to %d", number, restored.streams, restored.position)
+            return
+
+    def _reopen(self, number: int) -> None:
+        if number not in self._reopening:
+            self._reopening.add(number)
+            reopen = partial(self._reopen_later, number)
+            self._tasks.append(self._supervisor.start("restoring", reopen, of=f"shard {number}", is_vital=True))
+
+    async def _reopen_later(self, number: int) -> None:
+        slot = self._slots[number]
+        if slot.is_open:  # once, though this may be tried again
+            slot.is_open = False
+            slot.app.readers.end_all()
+            await slot.app.subscriptions.stop()
+            await slot.app.yjs.compactor.stop()
+            await slot.replica.abandon()
+        while True:
+            try:
+                fresh = await self._open(number)
+                slot.replica, slot.app = fresh.replica, fresh.app
+                await slot.replica.start()
+                slot.is_open = True
+                self._reopening.discard(number)
+                return
+            except MillstreamError as error:
+                logger.warning("shard %d cannot be restored yet: %s", number, error)
+                await asyncio.sleep(2.0)
+
+    # -- tending -----------------------------------------------------------------------------------------------
+
+    def _nudge(self) -> None:
+        for slot in self._slots:
+            slot.replica.nudge()
+
+    async def _tend_forever(self, admin: ClusterAdmin) -> None:
+        """Say whether this node is ready, hand over what it should not lead, and end when it was removed."""
+        assert self._membership is not None
+        membership, stable = self._membership, 0
+        me = membership.sign.node
+        while True:
+            await asyncio.sleep(BALANCE_SECONDS)
+            is_ready = not admin.missing_locally()
+            if membership.sign.ready != is_ready:
+                membership.announce(ready=is_ready)
+            if membership.view.members.get(me) == "removed":
+                logger.critical("this node was removed from the cluster; it stops")
+                self.on_removed()
+                return
+            led = [slot.replica for slot in self._slots if slot.replica.is_leading]
+            heir = admin.least_burdened(exclude=me)
+            is_unfair = heir is not None and len(led) > len(membership.view.led_by(heir)) + 1
+            stable = stable + 1 if is_unfair else 0
+            if me in membership.view.members:
+                await asyncio.gather(*(replica.hand_over(heir) for replica in led))
+            elif stable >= BALANCE_STABLE_ROUNDS:
+                stable = 0
+                logger.info("handing shard %d to node %s, which leads fewer", led[-1].number, heir)
+                await led[-1].hand_over(heir)
+
+    # -- stopping ----------------------------------------------------------------------------------------------
+
+    async def retire(self) -> None:
+        """Hand over what is led, while clients are still connected: they are sent on to whoever takes it."""
+        for task in self._tasks:
+            task.cancel()
+        for slot in self._slots:
+            slot.replica.is_retired = True
+        assert self._membership is not None
+        heirs = [node for node in self._membership.view.active if node != self._membership.sign.node]
+        await self._step_down([self._membership.leases])
+        await asyncio.gather(
+            *(
+                # Between two leaders the log's broker may change unnoticed; under one, what it was told last is lost.
+                slot.replica.hand_over(
+                    heirs[slot.replica.number % len(heirs)] if heirs else None,
+                    before_release=partial(self._step_down, [slot.replica.log.names.stream]),
+                )
+                for slot in self._slots
+            )
+        )
+        await self._step_down()
+
+    async def _step_down(self, streams: list[str] | None = None) -> None:
+        if self._broker is not None and self._peers is not None and self._membership is not None:
+            signs = sorted(self._membership.view.nodes.values(), key=lambda sign: sign.beat, reverse=True)
+            longest_up_first = [sign.broker for sign in signs if sign.node != self._membership.sign.node]
+            await self._peers.step_down(self._broker_name(), longest_up_first, streams)
+
+    async def stop(self, timeout_seconds: float | None = None) -> None:
+        """Stop following, and stop the broker last: the others can do without us by then."""
+        await end(*self._tasks)
+        await asyncio.gather(*(self._stop_slot(slot, timeout_seconds) for slot in self._slots))
+        if self._app is not None:
+            self._app.close()
+        if self._link is not None:
+            if self._membership is not None:
+                await self._link.ask(self._membership.stop())
+            await asyncio.to_thread(self._link.close)
+        if self._broker is not None:
+            await self._broker.stop()
+        self._directory.release()
+
+    @staticmethod
+    async def _stop_slot(slot: Slot, timeout_seconds: float | None) -> None:
+        await slot.app.subscriptions.stop()
+        await slot.app.yjs.compactor.stop()
+        await slot.replica.abandon(timeout_seconds)
+
+
+class _Waiting:
+    """Says what is being waited for, now and then."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._said_at = clock.monotonic() - WAITING_SECONDS + 1.0
+
+    def __call__(self, reason: str) -> None:
+        if self._clock.monotonic() - self._said_at >= WAITING_SECONDS:
+            self._said_at = self._clock.monotonic()
+            logger.info("waiting: %s", reason)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(callback)
+
+
+def _last_sealed(log: JetStreamLog) -> int | None:
+    """Up to where the log says the object store has everything."""
+    log.read_from = 1
+    through = None
+    for batch in log.read():
+        for record in decode_batch(batch.payload):
+            if isinstance(record, SegmentSealed):
+                through = record.through
+    return through
