@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, THIS_MACHINE, PrivateTargets
 from millstream.server.api.webhook_delivery import ANSWER_BYTES_MAX, WebhookDelivery
+from support.authority import Authority
 
 BODY = b'{"wake": 1}'
 
@@ -30,10 +33,12 @@ class Receiver:
         writer.close()
 
 
-def with_receiver(answer: bytes, scenario: Callable[[Receiver], Coroutine[Any, Any, None]]) -> None:
+def with_receiver(
+    answer: bytes, scenario: Callable[[Receiver], Coroutine[Any, Any, None]], tls: ssl.SSLContext | None = None
+) -> None:
     async def run() -> None:
         receiver = Receiver(answer)
-        async with await asyncio.start_server(receiver.serve, "127.0.0.1", 0) as server:
+        async with await asyncio.start_server(receiver.serve, "127.0.0.1", 0, ssl=tls) as server:
             receiver.port = server.sockets[0].getsockname()[1]
             await scenario(receiver)
 
@@ -153,6 +158,38 @@ def test_a_redirect_is_not_followed() -> None:
         assert len(receiver.received) == 1
 
     with_receiver(b"HTTP/1.1 307 Moved\r\nlocation: http://localhost:PORT/inner\r\ncontent-length: 0\r\n\r\n", scenario)
+
+
+@pytest.mark.parametrize(("certified", "is_reached"), [("hooks.internal", True), ("other.internal", False)])
+def test_the_name_of_the_url_is_what_the_receiver_must_prove(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, certified: str, is_reached: bool
+) -> None:
+    """The connection goes to an address, and the certificate, the server name and the host are those of the name."""
+    authority = Authority(tmp_path)
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(*authority.certificate("receiver", dns_name=certified))
+    asked_for: list[str | None] = []
+    serving.sni_callback = lambda _, name, __: asked_for.append(name)
+    trusting = ssl.create_default_context(cafile=str(authority.path))
+    monkeypatch.setattr(ssl, "create_default_context", lambda: trusting)
+
+    async def scenario(receiver: Receiver) -> None:
+        resolve_to(monkeypatch, "127.0.0.1")
+        url = f"https://hooks.internal:{receiver.port}/"
+        brought = await outcome(url, PrivateTargets.parse(["hooks.internal"]))
+        assert brought == (b"fine" if is_reached else None)
+        assert asked_for == ["hooks.internal"]
+        hosts = [f"host: hooks.internal:{receiver.port}".encode() in received for received in receiver.received]
+        assert hosts == ([True] if is_reached else [])
+
+    with_receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine", scenario, serving)
+
+
+def test_an_answer_that_is_cut_short_is_a_failure() -> None:
+    async def scenario(receiver: Receiver) -> None:
+        assert await outcome(f"http://localhost:{receiver.port}/") is None
+
+    with_receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 40\r\n\r\nhalf", scenario)
 
 
 def test_an_answer_without_end_is_given_up() -> None:

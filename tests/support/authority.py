@@ -24,12 +24,13 @@ class Authority:
         self.path = directory / f"{name}.pem"
         self.path.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def certificate(self, name: str) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1 and its key, as PEM files."""
+    def certificate(self, name: str, dns_name: str | None = None) -> tuple[Path, Path]:
+        """A certificate for 127.0.0.1, or for a name instead, and its key, as PEM files."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))])
-        builder = _builder(subject, self._name, key.public_key()).add_extension(loopback, critical=False)
+        loopback = x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))
+        names = x509.SubjectAlternativeName([loopback if dns_name is None else x509.DNSName(dns_name)])
+        builder = _builder(subject, self._name, key.public_key()).add_extension(names, critical=False)
         signed = builder.sign(self._key, hashes.SHA256())
         certificate_path, key_path = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         certificate_path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))

@@ -10,11 +10,12 @@ from millstream.client.connections import (
     ANSWER_BYTES_MAX,
     IDLE_CONNECTIONS_MAX,
     RECEIVE_BYTES,
+    Body,
     is_readable,
     reason_of,
     remedy_of,
 )
-from millstream.client.errors import BadAnswer, ConnectionFailed
+from millstream.client.errors import ConnectionFailed
 from millstream.client.http1 import AnswerParser, encode_head
 from millstream.client.messages import Origin, Request, Response
 
@@ -34,10 +35,20 @@ class AsyncConnection:
         self._timeout = 0.0
 
     @classmethod
-    async def connect(cls, origin: Origin, timeout: float, tls: ssl.SSLContext | None) -> AsyncConnection:
+    async def connect(
+        cls, origin: Origin, timeout: float, tls: ssl.SSLContext | None, address: str | None = None
+    ) -> AsyncConnection:
+        """Connect to the origin's host, or to an `address` that the caller has found for that name; the certificate
+        must be the name's in either case."""
         try:
             async with asyncio.timeout(timeout):
-                reader, writer = await asyncio.open_connection(origin.host, origin.port, ssl=tls, limit=RECEIVE_BYTES)
+                reader, writer = await asyncio.open_connection(
+                    address or origin.host,
+                    origin.port,
+                    ssl=tls,
+                    server_hostname=origin.host if tls is not None else None,
+                    limit=RECEIVE_BYTES,
+                )
         except OSError as error:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
@@ -73,20 +84,12 @@ class AsyncConnection:
                 return data
             await self._receive()
 
-    async def response(self) -> Response:
-        """The whole of an answer that has begun."""
-        parser = self._parser
-        size = 0
-        pieces: list[bytes] = []
-        while not parser.is_complete:
+    async def response(self, bytes_max: int = ANSWER_BYTES_MAX) -> Response:
+        """The whole of an answer that has begun, if its body is not longer than this."""
+        body = Body(bytes_max)
+        while not body.take(self._parser):
             await self._receive()
-            if not parser.is_complete and (piece := parser.take()):
-                pieces.append(piece)
-                size += len(piece)
-                if size > ANSWER_BYTES_MAX:
-                    raise BadAnswer(f"the answer is longer than {ANSWER_BYTES_MAX} bytes", hint="read it in pieces")
-        body = parser.take()
-        return Response(parser.status, parser.headers, b"".join((*pieces, body)) if pieces else body)
+        return Response(self._parser.status, self._parser.headers, body.joined())
 
     async def _receive(self) -> None:
         try:
@@ -126,7 +129,17 @@ class AsyncConnection:
 class AsyncPool:
     """Connections that wait for their next request; all on one event loop."""
 
-    def __init__(self, timeout: float, live_timeout: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        live_timeout: float,
+        tls: ssl.SSLContext | None,
+        *,
+        idle_max: int = IDLE_CONNECTIONS_MAX,
+        answer_bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        self._idle_max = idle_max
+        self._answer_bytes_max = answer_bytes_max
         self._timeout = timeout
         self._live_timeout = live_timeout
         self._tls = tls
@@ -136,7 +149,7 @@ class AsyncPool:
     async def exchange(self, origin: Origin, request: Request, *, is_live: bool = False) -> Response:
         connection, _ = await self.open(origin, request, is_live=is_live)
         try:
-            response = await connection.response()
+            response = await connection.response(self._answer_bytes_max)
         except BaseException:
             connection.close()
             raise
@@ -178,13 +191,17 @@ class AsyncPool:
             connection.close()
             return
         self._idle.append(connection)
-        if len(self._idle) > IDLE_CONNECTIONS_MAX:
+        if len(self._idle) > self._idle_max:
             self._idle.pop(0).close()
 
     async def close(self) -> None:
+        for connection in self.close_soon():
+            await connection.wait_closed()
+
+    def close_soon(self) -> list[AsyncConnection]:
+        """Close the pool without waiting for the event loop to end its connections; returns those."""
         self._is_closed = True
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-        for connection in idle:
-            await connection.wait_closed()
+        return idle

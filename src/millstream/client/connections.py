@@ -75,18 +75,10 @@ class Connection:
 
     def response(self) -> Response:
         """The whole of an answer that has begun."""
-        parser = self._parser
-        size = 0
-        pieces: list[bytes] = []
-        while not parser.is_complete:
+        body = Body(ANSWER_BYTES_MAX)
+        while not body.take(self._parser):
             self._receive()
-            if not parser.is_complete and (piece := parser.take()):
-                pieces.append(piece)
-                size += len(piece)
-                if size > ANSWER_BYTES_MAX:
-                    raise BadAnswer(f"the answer is longer than {ANSWER_BYTES_MAX} bytes", hint="read it in pieces")
-        body = parser.take()
-        return Response(parser.status, parser.headers, b"".join((*pieces, body)) if pieces else body)
+        return Response(self._parser.status, self._parser.headers, body.joined())
 
     def _receive(self) -> None:
         try:
@@ -197,6 +189,28 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+class Body:
+    """Gathers an answer's body, of a limited size, while it arrives."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def take(self, parser: AnswerParser) -> bool:
+        """Take what has arrived; returns whether that was all."""
+        piece = parser.take()
+        self._size += len(piece)
+        if self._size > self._bytes_max:
+            raise BadAnswer(f"the answer is longer than {self._bytes_max} bytes", hint="read it in pieces")
+        if piece:
+            self._pieces.append(piece)
+        return parser.is_complete
+
+    def joined(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
 def _connected(origin: Origin, timeout: float, tls: ssl.SSLContext | None) -> socket.socket:

@@ -21,7 +21,10 @@ _UNSENDABLE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 def encode_head(origin: Origin, request: Request) -> bytes:
-    lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {origin.authority}"]
+    """The request up to its body. A request that names its `host` keeps it: one that is passed on has its sender's."""
+    lines = [f"{request.method} {request.target} HTTP/1.1"]
+    if "host" not in request.headers:
+        lines.append(f"host: {origin.authority}")
     for name, value in request.headers.items():
         if _UNSENDABLE.search(value) is not None:
             shown = "the token" if name == "authorization" else f"{name} {value[:80]!r}"
