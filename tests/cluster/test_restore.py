@@ -74,6 +74,7 @@ def test_a_cluster_that_lost_every_node_is_restored_from_the_object_store(cluste
         again.nodes[3].start(wait=False)
         refused = command("serve", first)
         assert refused.returncode == 1 and "millstream restore" in refused.stderr, refused.stderr
+        assert [path.name for path in first.data_dir.iterdir()] == ["lock"]  # restore wants it empty
     finally:
         again.stop()
     for node in again.nodes.values():

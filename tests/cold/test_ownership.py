@@ -125,6 +125,11 @@ def test_a_fresh_data_directory_on_a_used_store_is_refused(tmp_path: Path, folde
     before = contents(folder)
     assert "this data directory does not know of that" in refused(tmp_path / "other", folder, *FLUSHING)
     assert contents(folder) == before
+    # It is as empty as it was, so that what the refusal asks for can be done.
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["lock"]
+    assert run_command("restore", data_dir=tmp_path / "other", store=folder).returncode == 0
+    with server_on(tmp_path / "other", folder, *FLUSHING) as server, client_of(server) as client:
+        assert read_all(client, "/v1/stream/one") == b"one "
 
 
 def test_a_store_that_is_lost_or_mistyped_is_refused(tmp_path: Path, folder: FolderStore) -> None:

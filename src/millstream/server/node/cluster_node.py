@@ -60,6 +60,8 @@ BALANCE_STABLE_ROUNDS: Final = 5
 OPENED_AT_ONCE: Final = 8
 RESTORE_ATTEMPTS: Final = 5
 RECORD_MARGIN_BYTES: Final = 64 << 10
+# What a start makes in an empty data directory before the node has joined its cluster.
+MADE_AT_START: Final = ("node.json", "broker")
 
 
 class ClusterNode:
@@ -68,6 +70,7 @@ class ClusterNode:
         self.config = config
         self._clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
+        self._is_new = not any((config.server.data_dir / name).exists() for name in MADE_AT_START)
         try:
             claim_directory(config)
         except ConfigurationError:
@@ -103,6 +106,10 @@ class ClusterNode:
             raise ConfigurationError("stopped before the cluster was there") from None
         except BaseException:
             await self.stop()
+            if self._is_new and not self._slots:
+                # It never joined. `millstream restore`, which the refusal may ask for, wants an empty directory.
+                for name in MADE_AT_START:
+                    _remove(self.config.server.data_dir / name)
             raise
 
     async def _start(self) -> ClusterApplication:
@@ -515,6 +522,13 @@ class _Waiting:
         if self._clock.monotonic() - self._said_at >= WAITING_SECONDS:
             self._said_at = self._clock.monotonic()
             logger.info("waiting: %s", reason)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -23,7 +24,7 @@ from millstream.access.exposure import check_exposure, is_loopback_host
 from millstream.clock import Clock, SystemClock
 from millstream.config import Config
 from millstream.descriptors import Descriptor
-from millstream.errors import ConfigurationError
+from millstream.errors import ConfigurationError, MillstreamError
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.measures import ShardMeasures
@@ -63,6 +64,8 @@ RETIRE_SHARE = 0.6
 REQUESTS_SHARE = 0.5
 # A stop that takes so much longer than it may waits for something that does not answer.
 FORCE_SECONDS = 2.0
+# What a start makes in an empty data directory.
+MADE_AT_START = ("log", "catalog", "uploads")
 
 
 class DataDirectory:
@@ -114,6 +117,7 @@ class Node:
         clock = clock or SystemClock()
         self._directory = DataDirectory(config.server.data_dir)
         data_dir = config.server.data_dir
+        self._is_new = not any((data_dir / name).exists() for name in MADE_AT_START)
         try:
             measures = ShardMeasures()
             log = FileLog(
@@ -167,7 +171,7 @@ class Node:
             self.shard.read_only(refusal())
             self.notices.append("this server is for reading only; it changes nothing in the object store")
         else:
-            await self.shard.start()
+            await self._start_shard()
         config = self.config
         self.app = app = Application(
             self.shard,
@@ -186,6 +190,20 @@ class Node:
         if not self._is_read_only:
             app.subscriptions.wakes.resume()
         return app
+
+    async def _start_shard(self) -> None:
+        """Start the shard. A start that is refused on an empty data directory leaves it empty: nothing was accepted,
+        and `millstream restore`, which the refusal may ask for, wants it so."""
+        try:
+            await self.shard.start()
+        except MillstreamError as refusal:
+            self.shard.committer.refuse(refusal)
+            await self.shard.stop()
+            if self._is_new:
+                for name in MADE_AT_START:
+                    shutil.rmtree(self.config.server.data_dir / name, ignore_errors=True)
+            self._directory.release()
+            raise
 
     def open_gate(self, config: Config) -> Gate | None:
         """The gate that a configuration asks for; none if requests need no token and have no limits."""
