@@ -15,20 +15,17 @@ import logging
 from collections import deque
 from typing import Final, NamedTuple
 
-from millstream.clock import Clock
 from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.protocol.keys import StreamKey
 from millstream.shard.flusher import Flusher
+from millstream.shard.parts import ShardParts
 from millstream.shard.restore import checkpoint_of, read_stored, sealed_flush, sealed_replacement
-from millstream.streams.machine import StateMachine
 from millstream.streams.producers import Taken
 from millstream.streams.records import SegmentSealed
 from millstream.streams.state import Stream
-from millstream.tasks import Supervisor, end
-from millstream.tiers.catalog import Catalog
+from millstream.tasks import end
 from millstream.tiers.catalog_rows import Checkpoint
-from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier, Unflushed
+from millstream.tiers.hot import Unflushed
 from millstream.tiers.manifests import Manifest, Replacement
 
 logger = logging.getLogger("millstream.cluster")
@@ -48,25 +45,14 @@ class _Generation(NamedTuple):
 
 
 class CatalogFollower:
-    def __init__(
-        self,
-        machine: StateMachine,
-        hot: HotTier,
-        catalog: Catalog,
-        cold: ColdTier,
-        flusher: Flusher,
-        clock: Clock,
-        supervisor: Supervisor,
-        shard: int,
-    ) -> None:
-        self._machine = machine
-        self._hot = hot
-        self._catalog = catalog
-        self._cold = cold
+    def __init__(self, parts: ShardParts, flusher: Flusher) -> None:
+        self._machine = parts.machine
+        self._hot = parts.hot
+        self._catalog = parts.catalog
+        self._cold = parts.cold
+        self._supervisor = parts.supervisor
+        self._shard = parts.number
         self._flusher = flusher
-        self._clock = clock
-        self._supervisor = supervisor
-        self._shard = shard
         self._generations: deque[_Generation] = deque()
         self._task: asyncio.Task[None] | None = None
         self._noticed = asyncio.Event()

@@ -16,19 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from millstream.clock import Clock, ExpiryClock
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, Unavailable
-from millstream.shard.committer import Committer
 from millstream.shard.flusher import Flusher
-from millstream.shard.ownership import Ownership
-from millstream.streams.machine import StateMachine
+from millstream.shard.parts import ShardParts
+from millstream.shard.reclaimer import Reclaimer
 from millstream.streams.records import SegmentRef, SegmentsReplaced, StreamsTouched
-from millstream.tiers.catalog import Catalog
-from millstream.tiers.cold import COMPACTED, ColdTier
+from millstream.tiers.cold import COMPACTED
 from millstream.tiers.proof import THREADS, LiveRun, Proof
 from millstream.tiers.segments import Footer
 
@@ -65,29 +61,18 @@ class _Old(NamedTuple):
 
 
 class Compaction:
-    def __init__(
-        self,
-        machine: StateMachine,
-        catalog: Catalog,
-        cold: ColdTier,
-        committer: Committer,
-        flusher: Flusher,
-        clock: Clock,
-        expiry_clock: ExpiryClock,
-        ownership: Ownership,
-        is_tidying: Callable[[], bool],
-        shard: int = 0,
-    ) -> None:
-        self._shard = shard
-        self._machine = machine
-        self._catalog = catalog
-        self._cold = cold
-        self._committer = committer
+    def __init__(self, parts: ShardParts, flusher: Flusher, reclaimer: Reclaimer) -> None:
+        self._shard = parts.number
+        self._machine = parts.machine
+        self._catalog = parts.catalog
+        self._cold = parts.cold
+        self._committer = parts.committer
+        self._clock = parts.clock
+        self._expiry_clock = parts.expiry_clock
+        self._ownership = parts.ownership
+        self._measures = parts.measures
         self._flusher = flusher
-        self._clock = clock
-        self._expiry_clock = expiry_clock
-        self._ownership = ownership
-        self._is_tidying = is_tidying
+        self._reclaimer = reclaimer
         self._lock = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="millstream-compaction")
         self._proving: asyncio.Task[Compacted] | None = None
@@ -105,7 +90,7 @@ class Compaction:
         if self._lock.locked():
             raise Unavailable("another compaction is being checked", code="compaction_busy", retry_after_seconds=5)
         async with self._lock:
-            if self._is_tidying():
+            if self._reclaimer.is_tidying:
                 # Leftovers of a crash are being looked for, and what this proposal names would look like one.
                 raise Unavailable("the server is tidying up the object store", code="tidying", retry_after_seconds=5)
             await self._ownership.check()
@@ -138,7 +123,7 @@ class Compaction:
         error = await self._committer.submit_and_wait(record)
         if error is not None:
             raise error
-        self._flusher.measures.compactions["segments"] += 1
+        self._measures.compactions["segments"] += 1
         await self._settle()
 
     async def sweep_forever(self) -> None:

@@ -10,15 +10,11 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 from millstream.errors import OffsetTrimmed
-from millstream.shard.committer import Committer
 from millstream.shard.history import History, Window
-from millstream.streams.machine import StateMachine
+from millstream.shard.parts import ShardParts
 from millstream.tiers.cache import ByteLimitedCache
-from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import FlushRow
-from millstream.tiers.cold import ColdTier
-from millstream.tiers.hot import HotTier
-from millstream.tiers.journal import Entry, Journals
+from millstream.tiers.journal import Entry
 from millstream.tiers.manifests import FeedNote, decode_notes
 
 # However little of a journal a prefix matches, one call looks at no more than this.
@@ -54,22 +50,14 @@ class FeedPage(NamedTuple):
 
 
 class Feed:
-    def __init__(
-        self,
-        machine: StateMachine,
-        hot: HotTier,
-        journals: Journals,
-        committer: Committer,
-        catalog: Catalog,
-        cold: ColdTier,
-    ) -> None:
-        self._machine = machine
-        self._hot = hot
-        self._journals = journals
-        self._committer = committer
-        self._catalog = catalog
-        self._cold = cold
-        self._history = History(catalog, cold)
+    def __init__(self, parts: ShardParts) -> None:
+        self._machine = parts.machine
+        self._hot = parts.hot
+        self._journals = parts.journals
+        self._committer = parts.committer
+        self._catalog = parts.catalog
+        self._cold = parts.cold
+        self._history = History(parts.catalog, parts.cold)
         self._notes_read: ByteLimitedCache[list[FeedNote]] = ByteLimitedCache(NOTES_BYTES)
 
     @property

@@ -17,27 +17,20 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from millstream.clock import Clock, monotonic_seconds
+from millstream.clock import monotonic_seconds
 from millstream.errors import Corrupt, MillstreamError, NotFound
-from millstream.log.interface import Log
-from millstream.measures import ShardMeasures
-from millstream.shard.budget import MemoryBudget
-from millstream.shard.committer import Committer
 from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze, thaw
-from millstream.shard.ownership import Ownership
+from millstream.shard.parts import ShardParts
 from millstream.shard.uploads import Uploads
 from millstream.slices import batched
-from millstream.streams.machine import StateMachine
 from millstream.streams.records import SegmentRef, SegmentSealed, SegmentsReplaced
 from millstream.streams.state import Stream
-from millstream.tiers.blobs import Blobs
-from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import (
     MANIFEST_DIGEST,
     Checkpoint,
@@ -46,11 +39,9 @@ from millstream.tiers.catalog_rows import (
     SealedSegment,
 )
 from millstream.tiers.checked import sealed_digest
-from millstream.tiers.cold import ColdTier, manifest_path, notes_path, segment_path
+from millstream.tiers.cold import manifest_path, notes_path, segment_path
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
 from millstream.tiers.flush_process import FlushProcess
-from millstream.tiers.hot import HotTier
-from millstream.tiers.journal import Journals
 from millstream.tiers.manifests import (
     FORMAT,
     Manifest,
@@ -105,39 +96,27 @@ class Stored(NamedTuple):
 
 
 class Flusher:
-    def __init__(
-        self,
-        machine: StateMachine,
-        hot: HotTier,
-        journals: Journals,
-        catalog: Catalog,
-        cold: ColdTier,
-        blobs: Blobs,
-        log: Log,
-        committer: Committer,
-        clock: Clock,
-        limits: FlushLimits,
-        budget: MemoryBudget,
-        ownership: Ownership,
-        shard: int = 0,
-    ) -> None:
-        self._shard = shard
-        self._ownership = ownership
-        self._machine = machine
-        self._hot = hot
-        self._journals = journals
-        self._catalog = catalog
-        self._cold = cold
-        self._blobs = blobs
-        self._log = log
-        self._committer = committer
-        self._clock = clock
+    def __init__(self, parts: ShardParts, limits: FlushLimits) -> None:
+        self._shard = parts.number
+        self._ownership = parts.ownership
+        self._machine = parts.machine
+        self._hot = parts.hot
+        self._journals = parts.journals
+        self._catalog = parts.catalog
+        self._cold = parts.cold
+        self._blobs = parts.blobs
+        self._log = parts.log
+        self._committer = parts.committer
+        self._clock = parts.clock
+        self._budget = parts.budget
+        self._measures = parts.measures
+        # Streams that somebody listens to stay in memory whatever their state.
+        self._pinned = parts.listeners
         self._limits = limits
-        self._budget = budget
         self.lock = asyncio.Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-flush")
-        self._local = LocalJobs(catalog)
-        self._process = FlushProcess(catalog)
+        self._local = LocalJobs(parts.catalog)
+        self._process = FlushProcess(parts.catalog)
         # Ages are by the monotonic clock: the wall clock may be set.
         self._process_used_at: float | None = None
         self._urgent_until = float("-inf")
@@ -154,13 +133,10 @@ class Flusher:
         self._kept: deque[tuple[int, array[int]]] = deque()
         # As many streams were in memory when it was last found that none of them can be spared.
         self._none_to_spare = 0
-        self._last_flush_at = clock.monotonic()
+        self._last_flush_at = parts.clock.monotonic()
         self.failure: str | None = None
         self.flush_count = 0
-        self.measures = ShardMeasures()
         self._manifests_since_full = 0
-        # Streams that stay in memory whatever their state.
-        self.pinned: Container[int] = ()
 
     async def index_sealed(self) -> None:
         """Read the indexes of what was sealed before a crash and did not reach the catalog."""
@@ -285,7 +261,7 @@ class Flusher:
             self._last_flush_at = self._clock.monotonic()
             self.failure = None
             self.flush_count += 1
-            self.measures.flush_seconds.observe(monotonic_seconds() - started)
+            self._measures.flush_seconds.observe(monotonic_seconds() - started)
             self._cold.memory_was_used()
             self._records_flushed = frozen.records_applied
             await self._consolidate()
@@ -293,7 +269,7 @@ class Flusher:
 
     def _count_failure(self) -> None:
         self._urgent_until = self._clock.monotonic() + URGENT_SECONDS
-        self.measures.flush_failures += 1
+        self._measures.flush_failures += 1
 
     # -- storing -------------------------------------------------------------------------------------------
 
@@ -471,7 +447,7 @@ class Flusher:
             for some in batched(incarnations, SLICE_STREAMS):
                 resident = [one for one in map(self._machine.if_resident, some) if one is not None]
                 self._hot.release(resident, position)
-                self._machine.evict(resident, self.pinned, self._excess())
+                self._machine.evict(resident, self._pinned, self._excess())
                 await asyncio.sleep(0)
         self._none_to_spare = 0
         await self._evict_excess()
@@ -486,7 +462,7 @@ class Flusher:
         if self._excess() <= 0 or self._machine.resident_count() <= self._none_to_spare:
             return
         for some in batched(list(self._machine.resident()), SLICE_STREAMS):
-            self._machine.evict(some, self.pinned, self._excess())
+            self._machine.evict(some, self._pinned, self._excess())
             if self._excess() <= 0:
                 return
             await asyncio.sleep(0)

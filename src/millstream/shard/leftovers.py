@@ -21,12 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from millstream.clock import Clock
 from millstream.errors import NotFound
 from millstream.shard.flusher import Flusher
+from millstream.shard.parts import ShardParts
 from millstream.shard.restore import find_manifests, load_manifest
-from millstream.tiers.catalog import Catalog
-from millstream.tiers.cold import ColdTier
 from millstream.tiers.manifests import Chain, ColdView, Manifest, ManifestHead
 from millstream.tiers.objects import ObjectInfo
 from millstream.tiers.owners import owner_path
@@ -38,20 +36,13 @@ CANDIDATES_MAX: Final = 100_000
 
 class Leftovers:
     def __init__(
-        self,
-        cold: ColdTier,
-        catalog: Catalog,
-        flusher: Flusher,
-        clock: Clock,
-        shard: int,
-        age_seconds: float,
-        is_blob_known: Callable[[str], bool],
+        self, parts: ShardParts, flusher: Flusher, age_seconds: float, is_blob_known: Callable[[str], bool]
     ) -> None:
-        self._cold = cold
-        self._catalog = catalog
+        self._cold = parts.cold
+        self._catalog = parts.catalog
+        self._clock = parts.clock
+        self._shard = parts.number
         self._flusher = flusher
-        self._clock = clock
-        self._shard = shard
         self._age_seconds = age_seconds
         self._is_blob_known = is_blob_known
         # When each candidate was first seen to be one.

@@ -11,17 +11,11 @@ import asyncio
 import logging
 from typing import Final
 
-from millstream.clock import Clock, ExpiryClock
 from millstream.errors import MillstreamError
-from millstream.shard.committer import Committer
 from millstream.shard.flusher import Flusher
 from millstream.shard.leftovers import Leftovers
-from millstream.shard.ownership import Ownership
-from millstream.streams.machine import StateMachine
+from millstream.shard.parts import ShardParts
 from millstream.streams.records import StreamsTouched
-from millstream.tiers.blobs import Blobs
-from millstream.tiers.catalog import Catalog
-from millstream.tiers.cold import ColdTier
 
 logger = logging.getLogger("millstream.reclaim")
 
@@ -31,35 +25,24 @@ LEFTOVERS_SECONDS: Final = 3600.0
 
 class Reclaimer:
     def __init__(
-        self,
-        catalog: Catalog,
-        cold: ColdTier,
-        flusher: Flusher,
-        blobs: Blobs,
-        machine: StateMachine,
-        clock: Clock,
-        expiry_clock: ExpiryClock,
-        committer: Committer,
-        ownership: Ownership,
-        grace_seconds: float,
-        leftover_age_seconds: float,
-        shard: int = 0,
+        self, parts: ShardParts, flusher: Flusher, *, grace_seconds: float, leftover_age_seconds: float
     ) -> None:
-        self._committer = committer
-        self._ownership = ownership
-        self._leftover_age_seconds = leftover_age_seconds
-        self._leftovers = Leftovers(cold, catalog, flusher, clock, shard, leftover_age_seconds, self._is_blob_known)
-        self._catalog = catalog
-        self._cold = cold
+        self._committer = parts.committer
+        self._ownership = parts.ownership
+        self._catalog = parts.catalog
+        self._cold = parts.cold
+        self._blobs = parts.blobs
+        self._machine = parts.machine
+        self._clock = parts.clock
+        self._expiry_clock = parts.expiry_clock
+        self._measures = parts.measures
         self._flusher = flusher
-        self._blobs = blobs
-        self._machine = machine
-        self._clock = clock
-        self._expiry_clock = expiry_clock
         self._grace_seconds = grace_seconds
+        self._leftover_age_seconds = leftover_age_seconds
+        self._leftovers = Leftovers(parts, flusher, leftover_age_seconds, self._is_blob_known)
         # Whether leftovers are being looked for at the moment: what is written and not committed yet could be one.
         self.is_tidying = False
-        self._looked_at = clock.monotonic()
+        self._looked_at = parts.clock.monotonic()
 
     async def run_forever(self) -> None:
         while True:
@@ -123,5 +106,5 @@ class Reclaimer:
             await loop.run_in_executor(None, self._catalog.forget_segment, number)
         for path in paths:
             await self._cold.objects.delete(path)
-        self._flusher.measures.segments_reclaimed += len(numbers)
+        self._measures.segments_reclaimed += len(numbers)
         return len(numbers)

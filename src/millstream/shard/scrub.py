@@ -19,15 +19,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from millstream.clock import Clock
 from millstream.errors import Corrupt, MillstreamError, ObjectMissing, Unavailable
-from millstream.measures import ShardMeasures
-from millstream.shard.committer import Committer
-from millstream.streams.machine import StateMachine
+from millstream.shard.parts import ShardParts
 from millstream.streams.records import SegmentRef, SnapshotRef
-from millstream.tiers.blobs import Blobs
-from millstream.tiers.catalog import Catalog
-from millstream.tiers.cold import ColdTier
 from millstream.tiers.inspection import what_it_holds
 from millstream.tiers.manifests import decode_notes
 from millstream.tiers.objects import Objects
@@ -54,28 +48,16 @@ class _Progress(msgspec.Struct):
 
 
 class Scrubber:
-    def __init__(
-        self,
-        catalog: Catalog,
-        cold: ColdTier,
-        blobs: Blobs,
-        machine: StateMachine,
-        committer: Committer,
-        clock: Clock,
-        limits: ScrubLimits,
-        measures: ShardMeasures,
-        shard: int = 0,
-    ) -> None:
-        self._shard = shard
-        self._catalog = catalog
-        self._cold = cold
-        self._blobs = blobs
-        self._machine = machine
-        self._committer = committer
-        self._clock = clock
+    def __init__(self, parts: ShardParts, limits: ScrubLimits) -> None:
+        self._shard = parts.number
+        self._catalog = parts.catalog
+        self._cold = parts.cold
+        self._blobs = parts.blobs
+        self._committer = parts.committer
+        self._clock = parts.clock
+        self._measures = parts.measures
         self._limits = limits
-        self._measures = measures
-        self._file = catalog.directory.parent / "scrub.json"
+        self._file = parts.catalog.directory.parent / "scrub.json"
 
     async def run_forever(self) -> None:
         is_compared = False

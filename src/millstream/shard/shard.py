@@ -30,6 +30,7 @@ from millstream.shard.listeners import Listeners
 from millstream.shard.listing import Listing
 from millstream.shard.names import Names
 from millstream.shard.ownership import Ownership
+from millstream.shard.parts import ShardParts
 from millstream.shard.publisher import Publisher
 from millstream.shard.quarantine import Found, Quarantine, records_in
 from millstream.shard.reader import Reader, ReadResult
@@ -130,60 +131,39 @@ class Shard:
         self._creation = Creation(self)
         self._splitting = Splitting(self)
         self.deadlines = Deadlines(self)
-        self.feed = Feed(self.machine, self.hot, self.journals, self.committer, catalog, cold)
         self.budget = MemoryBudget(hot_bytes_max, self.hot, self.journals, self.machine, self.committer, self.deadlines)
         self.ownership = Ownership(
             cold.objects, self.machine, self.committer, clock, number, may_take_over=may_take_over
         )
-        self.flusher = Flusher(
-            self.machine,
-            self.hot,
-            self.journals,
-            catalog,
-            cold,
-            blobs,
-            log,
-            self.committer,
-            clock,
-            flush_limits,
-            self.budget,
-            self.ownership,
-            number,
+        parts = ShardParts(
+            number=number,
+            clock=clock,
+            expiry_clock=self.expiry_clock,
+            supervisor=self.supervisor,
+            measures=self.measures,
+            log=log,
+            committer=self.committer,
+            machine=self.machine,
+            hot=self.hot,
+            journals=self.journals,
+            catalog=catalog,
+            cold=cold,
+            blobs=blobs,
+            listeners=self.listeners,
+            budget=self.budget,
+            ownership=self.ownership,
         )
-        self.catalog_follower = CatalogFollower(
-            self.machine, self.hot, catalog, cold, self.flusher, clock, self.supervisor, number
-        )
-        self.flusher.pinned = self.listeners
-        self.flusher.measures = self.measures
+        self.feed = Feed(parts)
+        self.flusher = Flusher(parts, flush_limits)
+        self.catalog_follower = CatalogFollower(parts, self.flusher)
         self._reclaimer = Reclaimer(
-            catalog,
-            cold,
+            parts,
             self.flusher,
-            blobs,
-            self.machine,
-            clock,
-            self.expiry_clock,
-            self.committer,
-            self.ownership,
-            reclaim_grace_seconds,
-            leftover_age_seconds,
-            number,
+            grace_seconds=reclaim_grace_seconds,
+            leftover_age_seconds=leftover_age_seconds,
         )
-        self.scrubber = Scrubber(
-            catalog, cold, blobs, self.machine, self.committer, clock, scrub_limits, self.measures, number
-        )
-        self.compaction = Compaction(
-            self.machine,
-            catalog,
-            cold,
-            self.committer,
-            self.flusher,
-            clock,
-            self.expiry_clock,
-            self.ownership,
-            lambda: self._reclaimer.is_tidying,
-            number,
-        )
+        self.scrubber = Scrubber(parts, scrub_limits)
+        self.compaction = Compaction(parts, self.flusher, self._reclaimer)
         # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.
         self.is_current: Callable[[], bool] = lambda: True
         self._refused_at = float("-inf")
