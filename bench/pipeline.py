@@ -56,14 +56,14 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
 def _compaction(server: Server, plan: Plan) -> Figures:
     from millstream.pipeline.compact import CompactOptions, compact
     from millstream.spark.options import read_options
-    from millstream.spark.session import build
+    from millstream.spark.session import spark_session
 
     mib = PAYLOAD_MIB_QUICK if plan.is_quick else PAYLOAD_MIB
     _create(server, STREAMS)
     filling.pipeline(server, _appends(server, STREAMS, mib << 20))
     filling.await_flushed(server)
     options = read_options({"url": server.url, "bucket": "-"})
-    spark = build("millstream bench", "local[2]")
+    spark = spark_session("millstream bench", "local[2]")
     spark.range(2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").count()  # the workers are up
     summary = compact(spark, CompactOptions(options.connection, options.cold))
     spark.stop()
@@ -80,7 +80,7 @@ def _compaction(server: Server, plan: Plan) -> Figures:
 def _materialize(server: Server, plan: Plan) -> Figures:
     from millstream.pipeline.materialize import MaterializeOptions, materialize
     from millstream.spark.options import read_options
-    from millstream.spark.session import build
+    from millstream.spark.session import spark_session
 
     count = FOLDED_STREAMS_QUICK if plan.is_quick else FOLDED_STREAMS
     _create(server, count)
@@ -89,7 +89,7 @@ def _materialize(server: Server, plan: Plan) -> Figures:
     filling.pipeline(server, appends)
     filling.await_flushed(server)
     connection = read_options({"url": server.url, "bucket": "-"}).connection
-    spark = build("millstream bench", "local[2]")
+    spark = spark_session("millstream bench", "local[2]")
     summary = materialize(spark, MaterializeOptions(connection, {"url": server.url}, BUCKET, "merge-patch"))
     spark.stop()
     if summary.published != count:

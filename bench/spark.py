@@ -101,10 +101,10 @@ def run(peers: Sequence[Peer], plan: Plan) -> Results:
 @contextlib.contextmanager
 def _session() -> Iterator[SparkSession]:
     try:
-        from millstream.spark.session import build
+        from millstream.spark.session import spark_session
     except ImportError:
         raise Invalid("PySpark is not installed (pip install 'millstream[spark]')") from None
-    spark = build("millstream bench", "local[2]", **{"spark.log.level": "ERROR"})
+    spark = spark_session("millstream bench", "local[2]", **{"spark.log.level": "ERROR"})
     try:
         yield spark
     finally:
@@ -177,7 +177,7 @@ def _source(spark: SparkSession, server: Server) -> DataFrame:
 
 def _over_feed(spark: SparkSession, server: Server, latest: int) -> DataFrame:
     from millstream.spark.options import read_options
-    from millstream.spark.server import Server as Connected
+    from millstream.spark.source_client import SourceClient
 
     connection = read_options({"url": server.url, "bucket": "bench"}).connection
     share = -(-latest // TASKS)
@@ -185,7 +185,7 @@ def _over_feed(spark: SparkSession, server: Server, latest: int) -> DataFrame:
     def fetch(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow.compute as compute
 
-        feed = Connected(connection)
+        feed = SourceClient(connection)
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 after, last = number * share, min((number + 1) * share, latest)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from millstream.client import Client
 from millstream.spark.columns import typed_schema
-from millstream.spark.session import build
+from millstream.spark.session import spark_session
 
 BUCKET = "agent-runs"
 STEP = "agent STRING, step INT, state STRING, tokens INT, seconds DOUBLE"
@@ -73,7 +73,7 @@ def draw(runs: DataFrame, path: Path) -> None:
 
 
 def main(url: str, folder: Path) -> DataFrame:
-    spark = build("agent runs")
+    spark = spark_session("agent runs")
     write_runs(spark, url)
     runs = run_table(read_steps(spark, url)).persist()
     runs.orderBy("stream").show(5)

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from millstream.client import Client
 from millstream.spark.columns import typed_schema
-from millstream.spark.session import build
+from millstream.spark.session import spark_session
 
 SOURCE = "agent-runs"
 TARGET = "agent-totals"
@@ -23,7 +23,7 @@ TARGET = "agent-totals"
 
 # %% Steps as they are appended, from the first one on.
 def start(url: str, checkpoint: Path, *, once: bool = False) -> StreamingQuery:
-    spark = build("live totals")
+    spark = spark_session("live totals")
     with Client(url) as client:
         client.bucket(TARGET).create(exist_ok=True)
     schema = typed_schema("agent STRING, tokens INT", ("stream",))

@@ -11,7 +11,7 @@ import pytest
 from millstream.pipeline import folds
 from millstream.pipeline.materialize import Failure, MaterializeOptions, _Folder
 from millstream.spark.options import Connection, read_options
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 from support.server import ServerProcess
 from support.spark_source import Streams, server_at
 
@@ -32,7 +32,7 @@ def streams(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[S
 
 def rows(streams: Streams) -> arrow.Table:
     """The bucket's messages as the job gets them: by stream, in order."""
-    server = Server(read_options(streams.options()).connection)
+    server = SourceClient(read_options(streams.options()).connection)
     try:
         table = server.feed(streams.bucket, 0, 0, "").table
     finally:

@@ -84,8 +84,8 @@ def test_session_starts_on_the_java_from_pypi(tmp_path: Path) -> None:
         if source.exists():
             (tools / name).symlink_to(source)
     program = (
-        "from millstream.spark.session import build\n"
-        "spark = build('probe', 'local[1]')\n"
+        "from millstream.spark.session import spark_session\n"
+        "spark = spark_session('probe', 'local[1]')\n"
         "print(spark._jvm.java.lang.System.getProperty('java.home'), spark.range(7).count())\n"
     )
     environment = {

@@ -29,10 +29,10 @@ SECONDS = 200.0
 # Micro-batches of a few thousand rows, repartitioned and written; then everything is read back, on the executors too.
 PROGRAM = """
 import json, sys
-from millstream.spark.session import build
+from millstream.spark.session import spark_session
 
 given = json.loads(sys.argv[1])
-spark = build("cluster", given["master"], **{
+spark = spark_session("cluster", given["master"], **{
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "512m",
     "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.task.maxFailures": "8",
     "spark.log.level": "ERROR"})

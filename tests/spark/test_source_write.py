@@ -20,7 +20,7 @@ from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
 from millstream.spark.ledger import is_committed, ledger_of
 from millstream.spark.options import write_options
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 from millstream.spark.spool import Spool
 from support.server import ServerProcess
 from support.spark_source import JSON, TEXT, Streams, read
@@ -33,7 +33,7 @@ def written(table: arrow.Table, options: dict[str, str], epoch: int = 0, produce
     """What a task does with its rows."""
     parsed = write_options(options)
     totals = Totals()
-    server = Server(parsed.connection)
+    server = SourceClient(parsed.connection)
     sender = Sender(server, parsed, producer, epoch, totals)
     try:
         for group in groups_of(table, from_arrow_schema(table.schema), parsed):
@@ -80,7 +80,7 @@ def test_half_written_task_is_completed_in_another_order(streams: Streams) -> No
     """The trap: the first attempt died behind its first stream; the second sees other rows first."""
     table = table_of(300)
     options = write_options(streams.options())
-    server = Server(options.connection)
+    server = SourceClient(options.connection)
     sender = Sender(server, options, "spark:test:0", 0, Totals())
     first = next(groups_of(table, from_arrow_schema(table.schema), options))
     sender.send(first)
@@ -104,7 +104,7 @@ def test_more_than_an_append_holds_is_exact_with_an_order(streams: Streams, orde
     table = table_of(200, streams=1).append_column("n", arrow.array(range(200)))
     options = streams.options(maxAppendBytes="100", orderBy=order)
     parsed = write_options(options)
-    server = Server(parsed.connection)
+    server = SourceClient(parsed.connection)
     sender = Sender(server, parsed, "spark:test:0", 0, Totals())
     appends = list(sender._appends(next(groups_of(table, from_arrow_schema(table.schema), parsed))))
     assert len(appends) > 10 and all(len(body) <= 100 for body, _ in appends)
@@ -123,7 +123,7 @@ def test_half_written_rows_without_an_order_are_an_error_and_never_guessed(strea
     options = streams.options(maxAppendBytes="100")
     parsed = write_options(options)
     group = next(groups_of(table, from_arrow_schema(table.schema), parsed))
-    server = Server(parsed.connection)
+    server = SourceClient(parsed.connection)
     sender = Sender(server, parsed, "spark:test:0", 0, Totals())
     body, _ = next(sender._appends(group))
     sender._append(group, body, 0)
@@ -235,7 +235,7 @@ def test_ledger_tells_committed_versions_and_adds_no_rows(streams: Streams) -> N
     options = write_options(streams.options(txnAppId="loader", txnVersion="4"))
     older = write_options(streams.options(txnAppId="loader", txnVersion="3"))
     another = write_options(streams.options(txnAppId="other", txnVersion="3"))
-    server = Server(options.connection)
+    server = SourceClient(options.connection)
     try:
         ledger = ledger_of(server, options)
         assert ledger is not None and ledger.committed() is None

@@ -11,6 +11,7 @@ from millstream.pipeline.view import load_view
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cold import compacted_path
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.tiers.segment_reader import SegmentReader
 
 LIMITS = Limits(128 << 20, 2, 0.3)
 
@@ -18,8 +19,9 @@ LIMITS = Limits(128 << 20, 2, 0.3)
 async def plan(settings: ObjectStoreSettings, limits: Limits = LIMITS) -> list[Group]:
     objects = open_objects(settings)
     view = await load_view(objects, 0)
-    weights = await weigh(objects, view, None)
-    return [await plan_group(objects, view, weights, limits) for weights in groups_of(weights, limits)]
+    reader = SegmentReader(objects)
+    weights = weigh(reader, view, None)
+    return [plan_group(reader, view, weights, limits) for weights in groups_of(weights, limits)]
 
 
 def parts_of(settings: ObjectStoreSettings, group: Group) -> list[Part]:

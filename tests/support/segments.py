@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import NamedTuple
 
 from millstream.protocol.keys import StreamKey
+from millstream.streams.records import SegmentRef
 from millstream.streams.state import Stream
 from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.segment_encoder import EncodedSegment, Owners, encode_segments
@@ -71,3 +73,22 @@ def encode_segment(bucket: str, shard: int, runs: list[Run]) -> EncodedSegment:
     owners = Owners(streams_of([(bucket, run) for run in runs]), [])
     (encoded,) = encode_segments(unflushed_of(runs), 0, 1 << 62, owners, shard)
     return encoded
+
+
+def segment_ref(path: str, encoded: EncodedSegment, bucket: str = "b") -> SegmentRef:
+    """What the catalog would say of an encoded segment."""
+    info = encoded.info
+    return SegmentRef(
+        path,
+        bucket,
+        len(encoded.data),
+        zlib.crc32(encoded.data),
+        info.rows,
+        info.payload_bytes,
+        info.first_position,
+        info.last_position,
+        info.first_at_ms,
+        info.last_at_ms,
+        encoded.footer_bytes,
+        encoded.footer_checksum,
+    )

@@ -7,7 +7,7 @@ import functools
 import tempfile
 from typing import TYPE_CHECKING
 
-from millstream.spark.session import build
+from millstream.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def shared_session() -> SparkSession:
     """A local session on two cores; it ends with the process."""
     scratch = tempfile.TemporaryDirectory(prefix="millstream-spark-")
-    session = build(
+    session = spark_session(
         "millstream tests",
         "local[2]",
         **{

@@ -39,7 +39,8 @@ from millstream.tiers.cold import ColdTier
 from millstream.tiers.inspection import what_it_holds
 from millstream.tiers.manifests import decode_notes
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
-from millstream.tiers.segments import decode_footer, decode_row_group, row_group_range
+from millstream.tiers.segment_reader import FetchedRange, decode_columns
+from millstream.tiers.segments import BYTES_COLUMNS, RowGroup, decode_footer
 from millstream.tiers.stored_names import stored_shards
 
 
@@ -228,8 +229,7 @@ async def _check(cold: ColdTier, segment: SegmentRef) -> None:
         )
     footer = decode_footer(data[-segment.footer_bytes :], segment.path, segment.footer_checksum)
     for group in range(footer.metadata.num_row_groups):
-        start, end = row_group_range(footer.metadata, group)
-        rows = decode_row_group(footer.metadata, group, start, data[start:end], segment.path)
+        rows = RowGroup(decode_columns(footer.metadata, group, FetchedRange(0, data), segment.path, BYTES_COLUMNS))
         for extent in footer.extents:
             if extent.row_group == group and rows.ends[extent.row_start + extent.rows - 1] != extent.offset_end:
                 raise MillstreamError(f"the index of stream {extent.stream!r} does not match its rows")

@@ -59,16 +59,16 @@ def _connection(options: argparse.Namespace) -> tuple[Connection, ColdRoot]:
     """Where the server is. One that is not there is said now, rather than after Spark has started."""
     from millstream.spark.errors import SourceError
     from millstream.spark.options import read_options
-    from millstream.spark.server import Server
+    from millstream.spark.source_client import SourceClient
 
     read = read_options({**_source_options(options), "bucket": "-"})
-    server = Server(read.connection)
+    client = SourceClient(read.connection)
     try:
-        server.check_reachable()
+        client.check_reachable()
     except SourceError as error:
         raise Unavailable(error.message, hint="check --url, and that the server runs") from None
     finally:
-        server.close()
+        client.close()
     return read.connection, read.cold
 
 
@@ -86,7 +86,7 @@ def _source_options(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _session(options: argparse.Namespace) -> SparkSession:
-    from millstream.spark.session import build
+    from millstream.spark.session import spark_session
 
     conf: dict[str, object] = {}
     for setting in options.conf:
@@ -94,7 +94,7 @@ def _session(options: argparse.Namespace) -> SparkSession:
         if not separator:
             raise ConfigurationError(f"--conf {setting!r} has no value", hint="write --conf name=value")
         conf[name.strip()] = value.strip()
-    return build(f"millstream {options.job}", options.master, **conf)
+    return spark_session(f"millstream {options.job}", options.master, **conf)
 
 
 class _Bar:

@@ -20,8 +20,8 @@ import pyarrow as arrow
 from millstream.clock import SystemClock, monotonic_seconds
 from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.pipeline.audit_server import compare_with_server
+from millstream.pipeline.job_client import JobClient, job_client, store_of
 from millstream.pipeline.planning import DAY_MS
-from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import map_tasks
 from millstream.pipeline.view import View, load_views
 from millstream.spark.options import ColdRoot, Connection
@@ -95,20 +95,20 @@ _STREAM: Final = ["shard", "incarnation"]
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditReport:
-    with connected(options.connection) as server:
-        return _audit(spark, options, server)
+    with job_client(options.connection) as client:
+        return _audit(spark, options, client)
 
 
-def _audit(spark: SparkSession, options: AuditOptions, server: JobServer) -> AuditReport:
+def _audit(spark: SparkSession, options: AuditOptions, client: JobClient) -> AuditReport:
     started = monotonic_seconds()
-    settings = store_of(server, options.cold)
+    settings = store_of(client, options.cold)
     views = asyncio.run(_views(settings))
     through = {view.shard: view.through - 1 for view in views}
     streams = sum(len(view.streams) for view in views)
     placed = [(view.shard, segment) for view in views for segment in view.cold.segments.values()]
     if not placed:
         problems = asyncio.run(_check_objects(settings, views, options.orphan_seconds))
-        problems += _check_server(server, settings, views, set())
+        problems += _check_server(client, settings, views, set())
         return AuditReport(through, 0, 0, 0, streams, problems, [], monotonic_seconds() - started)
     found = map_tasks(spark, list(_tasks(settings, placed)), _inspect, _COLUMNS).persist()
     try:
@@ -122,7 +122,7 @@ def _audit(spark: SparkSession, options: AuditOptions, server: JobServer) -> Aud
     finally:
         found.unpersist()
     problems += asyncio.run(_check_objects(settings, views, options.orphan_seconds))
-    problems += _check_server(server, settings, views, set(live))
+    problems += _check_server(client, settings, views, set(live))
     segments = [segment for _, segment in placed]
     figures = [
         SegmentFigure(
@@ -281,9 +281,9 @@ def _needed(views: list[View]) -> set[str]:
 
 
 def _check_server(
-    server: JobServer, settings: ObjectStoreSettings, views: list[View], alive: set[str]
+    client: JobClient, settings: ObjectStoreSettings, views: list[View], alive: set[str]
 ) -> list[Problem]:
     try:
-        return [Problem("server", *found) for found in compare_with_server(server, settings, views, alive)]
+        return [Problem("server", *found) for found in compare_with_server(client, settings, views, alive)]
     except MillstreamError as error:
         return [Problem("server", "the server", error.message)]

@@ -12,7 +12,7 @@ from typing import Final
 
 from millstream.client import Client, ClientError
 from millstream.errors import InvalidRequest
-from millstream.pipeline.server import JobServer
+from millstream.pipeline.job_client import JobClient
 from millstream.pipeline.view import View, load_views
 from millstream.protocol.keys import parse_bucket
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
@@ -24,12 +24,12 @@ Difference = tuple[str, str]
 
 
 def compare_with_server(
-    server: JobServer, settings: ObjectStoreSettings, views: list[View], alive: set[str]
+    client: JobClient, settings: ObjectStoreSettings, views: list[View], alive: set[str]
 ) -> list[Difference]:
     """`alive` are the segments in which something counts."""
     found: set[Difference] = set()
     for look in range(LOOKS):
-        differences = {one for view in views for one in _differences(server, view, alive)}
+        differences = {one for view in views for one in _differences(client, view, alive)}
         # One that goes away was a flush, a deletion or a compaction in between.
         found = differences if look == 0 else found & differences
         if not found:
@@ -43,22 +43,22 @@ async def _load(settings: ObjectStoreSettings) -> list[View]:
     return await load_views(open_objects(settings))
 
 
-def _differences(server: JobServer, view: View, alive: set[str]) -> list[Difference]:
+def _differences(client: JobClient, view: View, alive: set[str]) -> list[Difference]:
     differences: list[Difference] = []
-    connection = server.connection
-    with Client(connection.url, token=connection.token, ssl_context=connection.trust()) as client:
+    connection = client.connection
+    with Client(connection.url, token=connection.token, ssl_context=connection.trust()) as streams:
         for bucket in sorted({stream.key.bucket for stream in view.streams.values()}):
             try:
                 parse_bucket(bucket)
             except InvalidRequest:
                 continue  # implicit buckets may have names that only /v1/stream knows
-            differences += _segments(server, view, bucket, alive)
-            differences += _listing(client, view, bucket)
+            differences += _segments(client, view, bucket, alive)
+            differences += _listing(streams, view, bucket)
     return differences
 
 
-def _segments(server: JobServer, view: View, bucket: str, alive: set[str]) -> list[Difference]:
-    listed = {ref.path: ref for shard in server.cold(bucket).shards for ref in shard.refs()}
+def _segments(client: JobClient, view: View, bucket: str, alive: set[str]) -> list[Difference]:
+    listed = {ref.path: ref for shard in client.cold(bucket).shards for ref in shard.refs()}
     named = view.cold.segments
     expected = {path: ref for path, ref in named.items() if ref.bucket == bucket}
     differences = [

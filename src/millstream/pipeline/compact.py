@@ -20,15 +20,16 @@ import msgspec
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import Conflict, MillstreamError
+from millstream.pipeline.job_client import JobClient, job_client, store_of
 from millstream.pipeline.planning import Group, Limits, Share, groups_of, plan_group, weigh
 from millstream.pipeline.rewriting import Part, rewrite
-from millstream.pipeline.server import JobServer, connected, store_of
 from millstream.pipeline.tasks import run_tasks
 from millstream.pipeline.view import load_views
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cold import compacted_path
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.tiers.segment_reader import SegmentReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,33 +74,33 @@ def compact(
     """Merge until there is nothing left worth merging; `progress` gets how many groups of how many are done."""
     started = monotonic_seconds()
     limits = Limits(options.target_bytes, options.segments_min, options.dead_share)
-    tallies: list[_Tally] = []
+    results: list[_GroupResult] = []
     refused = 0
-    with connected(options.connection) as server:
-        settings = store_of(server, options.cold)
+    with job_client(options.connection) as client:
+        settings = store_of(client, options.cold)
         for _ in range(PASSES_MAX):
             groups = asyncio.run(_plan(settings, set(options.buckets) or None, limits))
             if not groups:
                 break
-            done, conflicts = _run(spark, server, settings, groups, progress)
-            tallies += done
+            done, conflicts = _run(spark, client, settings, groups, progress)
+            results += done
             refused += conflicts
             if not done:
                 break
     return CompactSummary(
-        sum(tally.replaced for tally in tallies),
-        sum(len(tally.segments) for tally in tallies),
-        sum(segment.rows for tally in tallies for segment in tally.segments),
-        sum(segment.payload_bytes for tally in tallies for segment in tally.segments),
-        sum(tally.dead_bytes for tally in tallies),
-        len(tallies),
+        sum(result.replaced for result in results),
+        sum(len(result.segments) for result in results),
+        sum(segment.rows for result in results for segment in result.segments),
+        sum(segment.payload_bytes for result in results for segment in result.segments),
+        sum(result.dead_bytes for result in results),
+        len(results),
         refused,
-        max((tally.memory_bytes for tally in tallies), default=0),
+        max((result.memory_bytes for result in results), default=0),
         monotonic_seconds() - started,
     )
 
 
-class _Tally(NamedTuple):
+class _GroupResult(NamedTuple):
     replaced: int
     segments: list[SegmentRef]
     dead_bytes: int
@@ -109,46 +110,47 @@ class _Tally(NamedTuple):
 async def _plan(settings: ObjectStoreSettings, buckets: set[str] | None, limits: Limits) -> list[Group]:
     objects = open_objects(settings)
     groups: list[Group] = []
+    reader = SegmentReader(objects)
     for view in await load_views(objects):
-        weights = await weigh(objects, view, buckets)
-        groups += [await plan_group(objects, view, group, limits) for group in groups_of(weights, limits)]
+        weights = weigh(reader, view, buckets)
+        groups += [plan_group(reader, view, group, limits) for group in groups_of(weights, limits)]
     return groups
 
 
 def _run(
-    spark: SparkSession, server: JobServer, settings: ObjectStoreSettings, groups: list[Group], progress: Progress
-) -> tuple[list[_Tally], int]:
+    spark: SparkSession, client: JobClient, settings: ObjectStoreSettings, groups: list[Group], progress: Progress
+) -> tuple[list[_GroupResult], int]:
     """Several groups at a time, so that small ones use every core too; commits go one after the other."""
     committing = threading.Lock()
-    tallies: list[_Tally] = []
+    results: list[_GroupResult] = []
     refused = 0
     with ThreadPoolExecutor(GROUPS_AT_ONCE, thread_name_prefix="millstream-compact") as threads:
-        futures = [threads.submit(_compact_group, spark, server, settings, group, committing) for group in groups]
+        futures = [threads.submit(_compact_group, spark, client, settings, group, committing) for group in groups]
         try:
             for count, future in enumerate(as_completed(futures), 1):
-                tally = future.result()
-                if tally is None:
+                result = future.result()
+                if result is None:
                     refused += 1
                 else:
-                    tallies.append(tally)
+                    results.append(result)
                 progress(count, len(groups))
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
-    return tallies, refused
+    return results, refused
 
 
 def _compact_group(
-    spark: SparkSession, server: JobServer, settings: ObjectStoreSettings, group: Group, committing: threading.Lock
-) -> _Tally | None:
+    spark: SparkSession, client: JobClient, settings: ObjectStoreSettings, group: Group, committing: threading.Lock
+) -> _GroupResult | None:
     parts = [_part(settings, group, share, *edges) for share in group.shares() for edges in share.ranges()]
     try:
         answers = run_tasks(spark, parts, _rewrite)
         written = [msgspec.json.decode(answer, type=_Written) for answer in answers]
         segments = [one.segment for one in written]
         with committing:
-            server.commit_compaction([source.path for source in group.sources], segments)
+            client.commit_compaction([source.path for source in group.sources], segments)
     except Conflict:
         _discard(settings, parts)
         return None
@@ -157,7 +159,7 @@ def _compact_group(
         raise
     before = sum(source.payload_bytes for source in group.sources)
     dead_bytes = before - sum(segment.payload_bytes for segment in segments)
-    return _Tally(len(group.sources), segments, dead_bytes, max(one.memory_bytes for one in written))
+    return _GroupResult(len(group.sources), segments, dead_bytes, max(one.memory_bytes for one in written))
 
 
 class _Written(msgspec.Struct):

@@ -23,7 +23,7 @@ from millstream.clock import SystemClock, monotonic_seconds
 from millstream.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from millstream.pipeline import delta
 from millstream.pipeline.export_files import ExportFile, FileTask, write_raw, write_typed
-from millstream.pipeline.server import connected
+from millstream.pipeline.job_client import job_client
 from millstream.pipeline.tasks import run_tasks
 from millstream.pipeline.typing_json import Fields, merge_fields
 from millstream.spark.options import Connection
@@ -114,8 +114,8 @@ def export(spark: SparkSession, options: ExportOptions) -> ExportSummary:
 
 
 def _latest(options: ExportOptions) -> int:
-    with connected(options.connection) as server:
-        return max(shard.latest for shard in server.cold(options.bucket).shards)
+    with job_client(options.connection) as client:
+        return max(shard.latest for shard in client.cold(options.bucket).shards)
 
 
 # -- the entries -----------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def yjs(state: bytes | None, messages: Sequence[bytes]) -> bytes:
     return result
 
 
-def travel(name: str) -> None:
+def ship_module(name: str) -> None:
     """Let a user's module travel to the executors, which need not have it."""
     module = sys.modules.get(name.partition(":")[0])
     if name not in BUILT_IN and module is not None:

@@ -80,7 +80,7 @@ class MaterializeSummary(NamedTuple):
 def materialize(spark: SparkSession, options: MaterializeOptions) -> MaterializeSummary:
     started = monotonic_seconds()
     folding = folds.find(options.fold, options.key, options.content_type)
-    folds.travel(options.fold)
+    folds.ship_module(options.fold)
     rows = (
         spark.read.format("millstream")
         .options(**options.source_options)

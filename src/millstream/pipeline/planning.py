@@ -9,19 +9,17 @@ checks it.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from millstream.pipeline.rewriting import Key, read_footer, shared_name
+from millstream.pipeline.rewriting import Key, shared_name
 from millstream.pipeline.view import View
 from millstream.streams.records import SegmentRef
-from millstream.tiers.objects import Objects
-from millstream.tiers.segments import SHARED, Extent, Footer
+from millstream.tiers.segment_reader import SegmentReader
+from millstream.tiers.segments import SHARED, Extent
 
 DAY_MS: Final = 86_400_000
-FOOTERS_AT_ONCE: Final = 16
 PARTS_PER_GROUP: Final = 2
 SEGMENTS_PER_GROUP: Final = 1_000
 RUNS_PER_GROUP: Final = 200_000
@@ -83,11 +81,11 @@ class Limits(NamedTuple):
     dead_share: float
 
 
-async def weigh(objects: Objects, view: View, buckets: set[str] | None) -> list[Weight]:
+def weigh(reader: SegmentReader, view: View, buckets: set[str] | None) -> list[Weight]:
     """Every segment of the buckets with what is alive in it."""
     segments = [one for one in view.cold.segments.values() if buckets is None or one.bucket in buckets]
     weights = []
-    async for segment, footer in footers(objects, segments):
+    for segment, footer in reader.footers(segments):
         live = [size for extent in footer.extents if (size := live_bytes(extent, view)) > 0]
         weights.append(Weight(segment, footer.info.shard, sum(live), len(live)))
     return weights
@@ -99,40 +97,23 @@ def live_bytes(extent: Extent, view: View) -> int:
     return 0 if kept_from is None else max(extent.offset_end - max(extent.offset_start, kept_from), 0)
 
 
-async def footers(objects: Objects, segments: Iterable[SegmentRef]) -> AsyncIterator[tuple[SegmentRef, Footer]]:
-    """The segments with their footers, a few fetched ahead."""
-    waiting: list[tuple[SegmentRef, asyncio.Task[Footer]]] = []
-    try:
-        for segment in segments:
-            waiting.append((segment, asyncio.ensure_future(read_footer(objects, segment))))
-            if len(waiting) >= FOOTERS_AT_ONCE:
-                first, task = waiting.pop(0)
-                yield first, await task
-        while waiting:
-            first, task = waiting.pop(0)
-            yield first, await task
-    finally:
-        for _, task in waiting:
-            task.cancel()
-
-
 def groups_of(weights: Iterable[Weight], limits: Limits) -> Iterator[list[Weight]]:
     """The segments that are worth merging, those of one bucket and day together."""
     by_day: dict[tuple[int, str, int], list[Weight]] = {}
     for weight in weights:
         is_small = weight.segment.payload_bytes < limits.target_bytes // 2
         # Those that are wholly dead the server removes by itself.
-        if weight.live_bytes > 0 and (is_small or is_worn(weight, limits)):
+        if weight.live_bytes > 0 and (is_small or is_worth_rewriting(weight, limits)):
             day = weight.segment.first_at_ms // DAY_MS
             by_day.setdefault((weight.shard, weight.segment.bucket, day), []).append(weight)
     for _, candidates in sorted(by_day.items()):
         candidates.sort(key=lambda weight: weight.segment.first_position)
         for group in _cut(candidates, limits):
-            if len(group) >= limits.segments_min or any(is_worn(weight, limits) for weight in group):
+            if len(group) >= limits.segments_min or any(is_worth_rewriting(weight, limits) for weight in group):
                 yield group
 
 
-def is_worn(weight: Weight, limits: Limits) -> bool:
+def is_worth_rewriting(weight: Weight, limits: Limits) -> bool:
     """Whether so much of a segment is dead that it pays to write the rest anew."""
     dead = weight.segment.payload_bytes - weight.live_bytes
     return dead >= max(limits.dead_share * weight.segment.payload_bytes, 1)
@@ -157,13 +138,13 @@ def _cut(candidates: list[Weight], limits: Limits) -> Iterator[list[Weight]]:
         yield group
 
 
-async def plan_group(objects: Objects, view: View, weights: list[Weight], limits: Limits) -> Group:
+def plan_group(reader: SegmentReader, view: View, weights: list[Weight], limits: Limits) -> Group:
     """Cut a group into new segments of about equal size, none much larger than the target."""
     sources = [weight.segment for weight in weights]
     shared = sources[0].bucket == SHARED
     runs: dict[str, list[tuple[Key, int]]] = {}
     kept_from: dict[str, dict[int, int]] = {}
-    async for _, footer in footers(objects, sources):
+    for _, footer in reader.footers(sources):
         for bucket, extent in zip(footer.buckets(), footer.extents, strict=True):
             size = live_bytes(extent, view)
             if size > 0:

@@ -10,7 +10,7 @@ import asyncio
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,8 @@ import pyarrow.compute as compute
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
 from millstream.tiers.columns import integers
-from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.tiers.segment_reader import SegmentReader
 from millstream.tiers.segments import (
     ROW_GROUP_BYTES,
     ROW_GROUP_ROWS,
@@ -33,15 +34,11 @@ from millstream.tiers.segments import (
     Pieces,
     SegmentInfo,
     SegmentWriter,
-    decode_footer,
     footer_bytes,
-    read_columns,
-    row_group_range,
     whole,
 )
 
 CRC_CHUNK_BYTES: Final = 4 << 20
-FETCH_BYTES: Final = 16 << 20
 _CONSTANT: Final = ("bucket", "shard")
 _COLUMNS: Final = [name for name in SCHEMA.names if name not in _CONSTANT]
 
@@ -76,7 +73,7 @@ def rewrite(part: Part) -> SegmentRef:
 
 async def rewrite_part(part: Part) -> SegmentRef:
     objects = open_objects(part.store)
-    table, runs = await _gather(objects, part)
+    table, runs = _gather(SegmentReader(objects), part)
     with TemporaryDirectory(prefix="millstream-compact-") as scratch:
         file = Path(scratch) / "segment.parquet"
         info = _write(file, part, table, runs)
@@ -103,11 +100,6 @@ async def rewrite_part(part: Part) -> SegmentRef:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-async def read_footer(objects: Objects, segment: SegmentRef) -> Footer:
-    tail = await objects.get_range(segment.path, segment.size - segment.footer_bytes, segment.size)
-    return decode_footer(tail, segment.path, segment.footer_checksum)
-
-
 def shared_name(bucket: str, stream: str) -> str:
     """What stands for the stream's name in the key of a row that shares its segment with other buckets'."""
     return f"{bucket}\0{stream}"
@@ -125,17 +117,17 @@ def chosen(footer: Footer, part: Part) -> Iterator[tuple[str, Extent]]:
             yield name, extent
 
 
-async def _gather(objects: Objects, part: Part) -> tuple[arrow.Table, list[_Run]]:
+def _gather(reader: SegmentReader, part: Part) -> tuple[arrow.Table, list[_Run]]:
     """Every row of the part in one table, and where each run of them is."""
     tables: list[arrow.Table] = []
     runs: list[_Run] = []
     row = 0
     for segment in part.sources:
-        footer = await read_footer(objects, segment)
+        footer = reader.footer(segment)
         by_group: dict[int, list[tuple[str, Extent]]] = {}
         for name, extent in chosen(footer, part):
             by_group.setdefault(extent.row_group, []).append((name, extent))
-        async for group, table in _row_groups(objects, segment, footer, list(by_group)):
+        for group, table in reader.row_groups(segment, footer.metadata, list(by_group), _COLUMNS):
             kept, lengths = _kept_rows(table, by_group[group], part)
             tables.append(kept)
             for key, rows in lengths:
@@ -146,25 +138,6 @@ async def _gather(objects: Objects, part: Part) -> tuple[arrow.Table, list[_Run]
     gathered = arrow.concat_tables(tables).combine_chunks()
     runs.sort()
     return gathered, runs
-
-
-async def _row_groups(
-    objects: Objects, segment: SegmentRef, footer: Footer, groups: list[int]
-) -> AsyncIterator[tuple[int, arrow.Table]]:
-    """The wanted row groups, neighbours fetched together."""
-    index = 0
-    while index < len(groups):
-        start, end = row_group_range(footer.metadata, groups[index])
-        stop = index + 1
-        while stop < len(groups) and groups[stop] == groups[stop - 1] + 1 and end - start < FETCH_BYTES:
-            end = row_group_range(footer.metadata, groups[stop])[1]
-            stop += 1
-        data = memoryview(await objects.get_range(segment.path, start, end))
-        for group in groups[index:stop]:
-            first, last = row_group_range(footer.metadata, group)
-            piece = bytes(data[first - start : last - start])
-            yield group, read_columns(footer.metadata, group, first, piece, segment.path, _COLUMNS)
-        index = stop
 
 
 def _kept_rows(

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as arrow
 
 from millstream.pipeline import charts
-from millstream.pipeline.planning import DAY_MS, footers
-from millstream.pipeline.rewriting import read_footer
-from millstream.pipeline.server import connected, store_of
+from millstream.pipeline.job_client import job_client, store_of
+from millstream.pipeline.planning import DAY_MS
 from millstream.pipeline.tasks import map_tasks
 from millstream.pipeline.view import View, load_views
 from millstream.sizes import human_bytes
 from millstream.spark.options import ColdRoot, Connection
 from millstream.streams.records import SegmentRef
-from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
-from millstream.tiers.segments import SHARED, Extent, Footer, decode_row_group, row_group_range
+from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.tiers.segment_reader import SegmentReader
+from millstream.tiers.segments import SHARED, Extent, Footer, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +59,8 @@ class _Task(NamedTuple):
 
 
 def usage(spark: SparkSession, options: UsageOptions) -> list[UsageRow]:
-    with connected(options.connection) as server:
-        settings = store_of(server, options.cold)
+    with job_client(options.connection) as client:
+        settings = store_of(client, options.cold)
     tasks = asyncio.run(_plan(settings, options))
     if not tasks:
         return []
@@ -91,21 +91,17 @@ def day_of(day: int) -> str:
 
 async def _plan(settings: ObjectStoreSettings, options: UsageOptions) -> list[_Task]:
     objects = open_objects(settings)
-    tasks: list[_Task] = []
-    for view in await load_views(objects):
-        tasks += await _plan_shard(objects, settings, view, options)
-    return tasks
+    reader = SegmentReader(objects)
+    return [task for view in await load_views(objects) for task in _plan_shard(reader, settings, view, options)]
 
 
-async def _plan_shard(
-    objects: Objects, settings: ObjectStoreSettings, view: View, options: UsageOptions
-) -> list[_Task]:
-    wanted = {*options.buckets, SHARED}
-    segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in wanted]
+def _plan_shard(reader: SegmentReader, settings: ObjectStoreSettings, view: View, options: UsageOptions) -> list[_Task]:
+    selection = {*options.buckets, SHARED}
+    segments = [one for one in view.cold.segments.values() if not options.buckets or one.bucket in selection]
     tasks: list[_Task] = []
     chosen: list[SegmentRef] = []
     kept: dict[int, int] = {}
-    async for segment, footer in footers(objects, segments):
+    for segment, footer in reader.footers(segments):
         chosen.append(segment)
         kept |= _kept(footer, view, options)
         if len(chosen) >= options.segments_per_task:
@@ -124,24 +120,23 @@ def _kept(footer: Footer, view: View, options: UsageOptions) -> dict[int, int]:
 
 
 def _count(task: _Task) -> Iterator[arrow.RecordBatch]:
-    rows: list[tuple[Any, ...]] = asyncio.run(_count_segments(task))
+    rows: list[tuple[Any, ...]] = _count_segments(task)
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * 6
     kinds = [arrow.string(), *[arrow.int64()] * 5]
     names = ["bucket", "day", "incarnation", "messages", "bytes", "stored"]
     yield arrow.record_batch([arrow.array(c, k) for c, k in zip(columns, kinds, strict=True)], names)
 
 
-async def _count_segments(task: _Task) -> list[tuple[Any, ...]]:
-    objects = open_objects(task.store)
+def _count_segments(task: _Task) -> list[tuple[Any, ...]]:
+    reader = SegmentReader(open_objects(task.store))
     rows: list[tuple[Any, ...]] = []
-    for segment in task.segments:
-        footer = await read_footer(objects, segment)
+    for segment, footer in reader.footers(task.segments):
         day = segment.first_at_ms // DAY_MS
         counts: dict[int, list[int]] = {}
         bucket_of: dict[int, str] = {}
         for bucket, extent in zip(footer.buckets(), footer.extents, strict=True):
             bucket_of[extent.incarnation] = bucket
-            messages, size = await _live(objects, segment, footer, extent, task.kept_from.get(extent.incarnation))
+            messages, size = _live(reader, segment, footer, extent, task.kept_from.get(extent.incarnation))
             if messages:
                 total = counts.setdefault(extent.incarnation, [0, 0])
                 total[0] += messages
@@ -155,20 +150,19 @@ async def _count_segments(task: _Task) -> list[tuple[Any, ...]]:
     return rows
 
 
-async def _live(
-    objects: Objects, segment: SegmentRef, footer: Footer, extent: Extent, kept_from: int | None
+def _live(
+    reader: SegmentReader, segment: SegmentRef, footer: Footer, extent: Extent, kept_from: int | None
 ) -> tuple[int, int]:
     """Messages and bytes of an extent that count."""
     if kept_from is None or extent.offset_end <= kept_from:
         return 0, 0
     if kept_from <= extent.offset_start:
         return extent.rows, extent.offset_end - extent.offset_start
-    start, end = row_group_range(footer.metadata, extent.row_group)
-    data = await objects.get_range(segment.path, start, end)
-    group = decode_row_group(footer.metadata, extent.row_group, start, data, segment.path)
+    table = reader.row_group(segment, footer.metadata, extent.row_group, ["offset_end"])
+    ends = memoryview(whole(table.column("offset_end")).buffers()[1]).cast("q")
     stop = extent.row_start + extent.rows
-    first = bisect_right(group.ends, kept_from, extent.row_start, stop)
-    begin = group.ends[first - 1] if first > extent.row_start else extent.offset_start
+    first = bisect_right(ends, kept_from, extent.row_start, stop)
+    begin = ends[first - 1] if first > extent.row_start else extent.offset_start
     return stop - first, extent.offset_end - begin
 
 

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import numpy
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from millstream.spark.cold_reader import ColdReader, settings_of
+from millstream.spark.cold_reader import ColdReader, store_settings
 from millstream.spark.options import ReadOptions
-from millstream.spark.server import Cold, Server, Shard
+from millstream.spark.source_client import ColdListing, ShardListing, SourceClient
 from millstream.streams.records import SegmentRef
 from millstream.tiers.segments import Extent
 
@@ -25,7 +25,7 @@ UNLIMITED: Final = 2**62
 PARTITIONS_MAX: Final = 1_000
 
 
-class Cluster(NamedTuple):
+class SegmentCluster(NamedTuple):
     """Segments whose positions overlap, and none of whose positions overlap others'."""
 
     first: int
@@ -48,19 +48,19 @@ class _Index(NamedTuple):
     sizes: numpy.ndarray
 
 
-def clusters_of(segments: list[SegmentRef]) -> list[Cluster]:
-    clusters: list[Cluster] = []
+def clusters_of(segments: list[SegmentRef]) -> list[SegmentCluster]:
+    clusters: list[SegmentCluster] = []
     for segment in sorted(segments, key=lambda one: one.first_position):
         if clusters and segment.first_position <= clusters[-1].last:
             open_one = clusters[-1]
             last = max(open_one.last, segment.last_position)
-            clusters[-1] = Cluster(open_one.first, last, [*open_one.segments, segment])
+            clusters[-1] = SegmentCluster(open_one.first, last, [*open_one.segments, segment])
         else:
-            clusters.append(Cluster(segment.first_position, segment.last_position, [segment]))
+            clusters.append(SegmentCluster(segment.first_position, segment.last_position, [segment]))
     return clusters
 
 
-def cuts_of(shard: Shard, begin: int, end: int, partition_bytes: int) -> list[int]:
+def cuts_of(shard: ShardListing, begin: int, end: int, partition_bytes: int) -> list[int]:
     """Places inside a range at which to split it, so that no part is much larger than a partition may be."""
     cuts: list[int] = []
     size = 0
@@ -72,13 +72,13 @@ def cuts_of(shard: Shard, begin: int, end: int, partition_bytes: int) -> list[in
             size = 0
         size += cluster.payload_bytes
         if cluster.payload_bytes > partition_bytes:
-            cuts += _even(cluster.first, cluster.last + 1, -(-cluster.payload_bytes // partition_bytes))
+            cuts += _evenly_spaced(cluster.first, cluster.last + 1, -(-cluster.payload_bytes // partition_bytes))
     unread = shard.unflushed_bytes
     if end > shard.flushed + 1 and unread:
         low = max(begin, shard.flushed + 1)
         if size and size + unread > partition_bytes:
             cuts.append(low)
-        cuts += _even(low, end, -(-unread // partition_bytes))
+        cuts += _evenly_spaced(low, end, -(-unread // partition_bytes))
     return sorted({cut for cut in cuts if begin < cut < end})
 
 
@@ -98,7 +98,7 @@ def name_cuts_of(extents: Iterable[Extent], partition_bytes: int) -> list[str]:
     return cuts
 
 
-def _even(low: int, high: int, parts: int) -> list[int]:
+def _evenly_spaced(low: int, high: int, parts: int) -> list[int]:
     return [low + (high - low) * part // parts for part in range(1, parts)]
 
 
@@ -109,7 +109,9 @@ class Admission:
         self._options = options
         self._indexes: OrderedDict[str, _Index] = OrderedDict()
 
-    def limit(self, server: Server, cold: Cold, shard: Shard, begin: int, end: int, limit: ReadLimit) -> int:
+    def limit(
+        self, client: SourceClient, cold: ColdListing, shard: ShardListing, begin: int, end: int, limit: ReadLimit
+    ) -> int:
         """Where a micro-batch that begins at a position ends, at most at `end`."""
         records, size = UNLIMITED, UNLIMITED
         if isinstance(limit, ReadMaxRows):
@@ -120,7 +122,7 @@ class Admission:
             size = limit.max_bytes
         else:
             return end
-        settings = settings_of(cold.store, self._options.cold)
+        settings = store_settings(cold.store, self._options.cold)
         at = begin
         if settings is not None:
             reader = ColdReader(settings)
@@ -141,10 +143,10 @@ class Admission:
             at = max(at, min(shard.flushed + 1, end))
         if at >= end or (end - at <= records and shard.unflushed_bytes <= size):
             return end
-        return self._counted(server, shard, at, end, records, size)
+        return self._counted(client, shard, at, end, records, size)
 
     def _inside(
-        self, reader: ColdReader, cluster: Cluster, begin: int, end: int, records: int, size: int
+        self, reader: ColdReader, cluster: SegmentCluster, begin: int, end: int, records: int, size: int
     ) -> tuple[int | None, int, int]:
         """The place inside a cluster at which a limit that is not used up is, or what is left of it behind that."""
         indexes = [self._index(reader, segment) for segment in cluster.segments]
@@ -185,11 +187,11 @@ class Admission:
         self._indexes.move_to_end(segment.path)
         return found
 
-    def _counted(self, server: Server, shard: Shard, at: int, end: int, records: int, size: int) -> int:
+    def _counted(self, client: SourceClient, shard: ShardListing, at: int, end: int, records: int, size: int) -> int:
         """The same in the feed, page by page."""
         after = at - 1
         while after < end - 1 and records > 0 and size > 0:
-            page = server.feed(self._options.bucket, shard.shard, after, "")
+            page = client.feed(self._options.bucket, shard.shard, after, "")
             events = page.table.column("event").to_pylist()
             places = page.table.column("position").to_pylist()
             ends, starts = page.table.column("offset_end").to_pylist(), page.table.column("offset_start").to_pylist()

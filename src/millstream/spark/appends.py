@@ -23,7 +23,7 @@ from millstream.sizes import human_bytes
 from millstream.spark.errors import SourceError
 from millstream.spark.options import WriteOptions
 from millstream.spark.rows_as_json import encoder_of
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 
 ROWS_AT_ONCE: Final = 4096
 MESSAGES_PER_APPEND: Final = 100_000  # a server takes 131,072 by default
@@ -155,17 +155,17 @@ def _edges(names: arrow.Table) -> list[int]:
 class Sender:
     """Sends groups, one append after another."""
 
-    def __init__(self, server: Server, options: WriteOptions, producer: str, epoch: int, totals: Totals) -> None:
+    def __init__(self, client: SourceClient, options: WriteOptions, producer: str, epoch: int, totals: Totals) -> None:
         self._options = options
         self._producer = producer
         self._epoch = epoch
         self._totals = totals
-        self._server = server
+        self._server = client
 
     def send(self, group: Group) -> None:
         appends = list(self._appends(group))
         has_order = bool(self._options.order_by) or len(appends) == 1
-        if not has_order and self._found_traces(group, appends[0][0]):
+        if not has_order and self._has_earlier_attempt(group, appends[0][0]):
             raise self._ambiguous(group, len(appends))
         for seq, (body, messages) in enumerate(appends):
             appended = self._append(group, body, seq)
@@ -203,7 +203,7 @@ class Sender:
         except ClientError as error:
             raise self._refused(group, error) from None
 
-    def _found_traces(self, group: Group, body: bytes) -> bool:
+    def _has_earlier_attempt(self, group: Group, body: bytes) -> bool:
         """Whether another attempt has begun to write this group, asked with an append that is never accepted."""
         try:
             self._server.append(group.key, group.content_type, body, Producer(self._producer, self._epoch, INTEGER_MAX))

@@ -18,8 +18,8 @@ from millstream.spark.errors import SourceError
 from millstream.spark.filters import excludes_bucket, is_supported, narrow
 from millstream.spark.options import ReadOptions
 from millstream.spark.pieces import Partition, RowRules, batches_of, feed_tables, segment_tables
-from millstream.spark.server import Server
-from millstream.spark.worker import settle
+from millstream.spark.source_client import SourceClient
+from millstream.spark.worker import exempt_modules_from_collection
 
 
 class BatchReader(DataSourceReader):
@@ -29,29 +29,29 @@ class BatchReader(DataSourceReader):
         self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
-        settle()
+        exempt_modules_from_collection()
         options = self._options
-        server = Server(options.connection)
+        client = SourceClient(options.connection)
         try:
-            server.check_bucket(options.bucket)
-            check_stream(server, options, has_fields=bool(layout_of(self._schema, options).typed.fields))
-            wanted = narrow(planning.asked_for(options), self._filters)
+            client.check_bucket(options.bucket)
+            check_stream(client, options, has_fields=bool(layout_of(self._schema, options).typed.fields))
+            selection = narrow(planning.selection_of(options), self._filters)
             partitions: list[Partition] = []
             if not excludes_bucket(self._filters, options.bucket):
-                cold = server.cold(options.bucket)
+                cold = client.cold(options.bucket)
                 for shard in cold.shards:
-                    bounded = planning.within(wanted, shard, options.starting, options.ending)
-                    partitions += planning.plan(options, server, cold, bounded, shard)
+                    bounded = planning.within(selection, shard, options.starting, options.ending)
+                    partitions += planning.plan(options, client, cold, bounded, shard)
             # Without a partition Spark would call `read` with none; an empty one reads nothing.
-            return list(partitions) or [Partition(None, wanted)]
+            return list(partitions) or [Partition(None, selection)]
         finally:
-            server.close()
+            client.close()
 
     def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
-        settle()
+        exempt_modules_from_collection()
         part, options = cast("Partition", partition), self._options
         layout = layout_of(self._schema, options)
-        rules = RowRules(options.bucket, part.wanted, tuple(self._filters))
+        rules = RowRules(options.bucket, part.selection, tuple(self._filters))
         if part.segments:
             assert part.cold is not None
             reader = ColdReader(part.cold)
@@ -76,11 +76,11 @@ class FilteringBatchReader(BatchReader):
                 yield one
 
 
-def check_stream(server: Server, options: ReadOptions, *, has_fields: bool) -> None:
+def check_stream(client: SourceClient, options: ReadOptions, *, has_fields: bool) -> None:
     """A single stream must exist, and hold JSON if typed columns are asked for."""
     if options.stream is None:
         return
-    content_type = server.content_type(StreamKey(options.bucket, options.stream))
+    content_type = client.content_type(StreamKey(options.bucket, options.stream))
     if content_type is None:
         raise SourceError(
             f"the option 'stream' is {options.stream!r}, and bucket {options.bucket!r} has no such stream",

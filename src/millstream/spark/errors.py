@@ -14,3 +14,7 @@ class SourceError(MillstreamError):
         if not self.hint:
             return f"{self.message}."
         return f"{self.message}. {self.hint[0].upper()}{self.hint[1:]}" + ("" if self.hint.endswith("?") else ".")
+
+
+class SegmentMissing(SourceError):
+    """A segment that is not where the cold tier is: reclaimed since the read was planned, or the wrong place."""

@@ -1,6 +1,6 @@
 """Filters that Spark pushes down: what they say about segments and row groups, and about single rows.
 
-`Wanted` is a conservative summary: whatever it excludes, the filters exclude. The rows that are left are checked
+A `Selection` is a conservative summary: whatever it excludes, the filters exclude. The rows that are left are checked
 exactly, so Spark need not look at these filters again.
 """
 
@@ -46,10 +46,10 @@ class Span:
     low: int = LOWEST
     high: int = HIGHEST
 
-    def both(self, other: Span) -> Span:
+    def intersection(self, other: Span) -> Span:
         return Span(max(self.low, other.low), min(self.high, other.high))
 
-    def meets(self, low: int, high: int) -> bool:
+    def overlaps(self, low: int, high: int) -> bool:
         return low <= self.high and high >= self.low
 
     def holds(self, low: int, high: int) -> bool:
@@ -68,7 +68,7 @@ class NameRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """What a read is about: names, offsets, positions and times outside of which nothing is wanted."""
 
     streams: frozenset[str] | None = None
@@ -80,7 +80,7 @@ class Wanted:
     at_ms: Span = field(default_factory=Span)
 
     def has_segment(self, segment: SegmentRef) -> bool:
-        return self.position.meets(segment.first_position, segment.last_position) and self.at_ms.meets(
+        return self.position.overlaps(segment.first_position, segment.last_position) and self.at_ms.overlaps(
             segment.first_at_ms, segment.last_at_ms
         )
 
@@ -96,8 +96,8 @@ class Wanted:
     def has_extent(self, extent: Extent) -> bool:
         return (
             self.has_stream(extent.stream)
-            and self.offset_start.meets(extent.offset_start, extent.offset_end - 1)
-            and self.offset_end.meets(extent.offset_start + 1, extent.offset_end)
+            and self.offset_start.overlaps(extent.offset_start, extent.offset_end - 1)
+            and self.offset_end.overlaps(extent.offset_start + 1, extent.offset_end)
         )
 
     def groups(self, segment: SegmentRef, footer: Footer) -> list[int]:
@@ -123,7 +123,7 @@ class Wanted:
             low, high = statistics.min, statistics.max
             if isinstance(low, datetime):
                 low, high = _milliseconds(low), _milliseconds(high)
-            if not span.meets(low, high):
+            if not span.overlaps(low, high):
                 return False
         return True
 
@@ -154,25 +154,25 @@ def _fits(attribute: tuple[str, ...], values: Iterable[Any]) -> bool:
     return name == "appended_at" and all(isinstance(value, datetime) for value in values)
 
 
-def narrow(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:
+def narrow(selection: Selection, filters: Iterable[Filter]) -> Selection:
     for one in filters:
-        wanted = _narrowed(wanted, one)
-    return wanted
+        selection = _narrowed(selection, one)
+    return selection
 
 
-def _narrowed(wanted: Wanted, one: Filter) -> Wanted:
+def _narrowed(selection: Selection, one: Filter) -> Selection:
     if isinstance(one, StringStartsWith) and one.attribute == ("stream",):
-        return replace(wanted, prefixes=(*wanted.prefixes, one.value))
+        return replace(selection, prefixes=(*selection.prefixes, one.value))
     if isinstance(one, In | EqualTo | EqualNullSafe) and one.attribute == ("stream",):
         named = frozenset(one.value if isinstance(one, In) else (one.value,))
-        return replace(wanted, streams=named if wanted.streams is None else wanted.streams & named)
+        return replace(selection, streams=named if selection.streams is None else selection.streams & named)
     if isinstance(one, In | EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
         name = one.attribute[0]
         if name in _NUMBERS:
-            return replace(wanted, **{name: getattr(wanted, name).both(_span(one))})
+            return replace(selection, **{name: getattr(selection, name).intersection(_span(one))})
         if name == "appended_at":
-            return replace(wanted, at_ms=wanted.at_ms.both(_span(one)))
-    return wanted
+            return replace(selection, at_ms=selection.at_ms.intersection(_span(one)))
+    return selection
 
 
 def _span(one: Any) -> Span:

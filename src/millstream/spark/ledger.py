@@ -18,26 +18,26 @@ from millstream.protocol.content_types import JSON
 from millstream.protocol.keys import StreamKey
 from millstream.spark.errors import SourceError
 from millstream.spark.options import WriteOptions
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 
 PREFIX: Final = "_transactions/"
 
 
-class Note(msgspec.Struct, frozen=True):
+class CommittedVersion(msgspec.Struct, frozen=True):
     """What the ledger says of one application."""
 
     txn_app_id: str
     txn_version: int
 
 
-_NOTE: Final = msgspec.json.Decoder(Note)
+_COMMITTED_VERSION: Final = msgspec.json.Decoder(CommittedVersion)
 
 
 class Ledger:
     """The ledger's page for one application in one bucket. Nothing is written to it but by `commit`."""
 
-    def __init__(self, server: Server, bucket: str, app: str) -> None:
-        self._server = server
+    def __init__(self, client: SourceClient, bucket: str, app: str) -> None:
+        self._server = client
         self._app = app
         self.key = StreamKey(bucket, PREFIX + blake2b(app.encode(), digest_size=12).hexdigest())
 
@@ -50,7 +50,7 @@ class Ledger:
         except ClientError as error:
             raise self._refused(error) from None
         try:
-            return _NOTE.decode(found).txn_version
+            return _COMMITTED_VERSION.decode(found).txn_version
         except msgspec.MsgspecError:
             raise SourceError(
                 f"stream {str(self.key)!r} is to hold the versions of {self._app!r}, and holds something else",
@@ -63,7 +63,7 @@ class Ledger:
             return
         try:
             self._server.create(self.key, JSON)
-            self._server.publish_snapshot(self.key, msgspec.json.encode(Note(self._app, version)), JSON)
+            self._server.publish_snapshot(self.key, msgspec.json.encode(CommittedVersion(self._app, version)), JSON)
         except ClientError as error:
             raise self._refused(error) from None
 
@@ -79,9 +79,9 @@ class Ledger:
         )
 
 
-def is_committed(server: Server, options: WriteOptions) -> bool:
+def is_committed(client: SourceClient, options: WriteOptions) -> bool:
     """Whether the version of this write was committed before; one older than that is an error."""
-    ledger = ledger_of(server, options)
+    ledger = ledger_of(client, options)
     if ledger is None:
         return False
     version, known = options.transaction_version, ledger.committed()
@@ -94,7 +94,7 @@ def is_committed(server: Server, options: WriteOptions) -> bool:
     return known == version
 
 
-def ledger_of(server: Server, options: WriteOptions) -> Ledger | None:
+def ledger_of(client: SourceClient, options: WriteOptions) -> Ledger | None:
     """The ledger of a write; None for one that is no transaction."""
     if options.transaction_app_id is None or options.transaction_version is None or not options.has_ledger:
         return None
@@ -103,4 +103,4 @@ def ledger_of(server: Server, options: WriteOptions) -> Ledger | None:
             "the option 'txnAppId' needs the option 'bucket': versions are noted in a bucket",
             hint="name one of the buckets that are written to",
         )
-    return Ledger(server, options.bucket, options.transaction_app_id)
+    return Ledger(client, options.bucket, options.transaction_app_id)

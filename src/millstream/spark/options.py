@@ -62,11 +62,11 @@ _NAMES: Final = (
     "maxAppendBytes",
     "createStreams",
 )
-_SPELLING: Final = {name.lower(): name for name in _NAMES}
-_SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
+_SPELLINGS: Final = {name.lower(): name for name in _NAMES}
+_SPARK_OPTIONS: Final = ("path", "checkpointlocation", "queryname", "outputmode", "mergeschema")
 
 # Options of Kafka's and Delta's connectors, and what does the same here.
-_ELSEWHERE: Final = {
+_OPTIONS_OF_OTHER_SOURCES: Final = {
     "kafka.bootstrap.servers": "name the server with 'url'",
     "subscribe": "name what to read with 'bucket', and 'stream' or 'prefix'",
     "subscribepattern": "name what to read with 'bucket' and 'prefix'",
@@ -169,18 +169,18 @@ class WriteOptions:
         return self.order_by == (ARRIVAL,)
 
 
-class _Given:
+class _OptionReader:
     """The options as they were given, and the ways to read one."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
         for name in self._options:
-            if name in _ELSEWHERE:
-                raise SourceError(f"there is no option {name!r}", hint=_ELSEWHERE[name])
-            if name not in _SPELLING and name not in _SPARKS_OWN:
-                close = difflib.get_close_matches(name, _SPELLING, n=1, cutoff=0.8)
+            if name in _OPTIONS_OF_OTHER_SOURCES:
+                raise SourceError(f"there is no option {name!r}", hint=_OPTIONS_OF_OTHER_SOURCES[name])
+            if name not in _SPELLINGS and name not in _SPARK_OPTIONS:
+                close = difflib.get_close_matches(name, _SPELLINGS, n=1, cutoff=0.8)
                 if close:
-                    raise SourceError(f"there is no option {name!r}", hint=f"did you mean {_SPELLING[close[0]]!r}?")
+                    raise SourceError(f"there is no option {name!r}", hint=f"did you mean {_SPELLINGS[close[0]]!r}?")
 
     def text(self, name: str) -> str | None:
         value = self._options.get(name.lower())
@@ -210,7 +210,7 @@ class _Given:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    given = _Given(options)
+    given = _OptionReader(options)
     stream, prefix = given.text("stream"), given.text("prefix")
     if stream is not None and prefix is not None:
         raise SourceError(
@@ -231,9 +231,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         corrupt_column=given.text("columnNameOfCorruptRecord") or "_corrupt_record",
         starting=starting,
         ending=ending,
-        bytes_per_trigger=given.parsed("maxBytesPerTrigger", _some_bytes, "a size such as 64m, more than nothing"),
-        records_per_trigger=given.parsed("maxRecordsPerTrigger", _some, "a whole number, 1 or more"),
-        partition_bytes=given.parsed("maxPartitionBytes", _some_bytes, "a size such as 128m, more than nothing")
+        bytes_per_trigger=given.parsed("maxBytesPerTrigger", _positive_size, "a size such as 64m, more than nothing"),
+        records_per_trigger=given.parsed("maxRecordsPerTrigger", _positive_integer, "a whole number, 1 or more"),
+        partition_bytes=given.parsed("maxPartitionBytes", _positive_size, "a size such as 128m, more than nothing")
         or 64 << 20,
         partition_by=given.parsed(
             "partitionBy",
@@ -247,8 +247,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str], *, is_streaming: bool = False) -> WriteOptions:
-    given = _Given(options)
-    version = given.parsed("txnVersion", _whole, "a whole number from 0 to 2^53-1")
+    given = _OptionReader(options)
+    version = given.parsed("txnVersion", _integer, "a whole number from 0 to 2^53-1")
     app = given.text("txnAppId")
     if version is not None and is_streaming:
         raise SourceError(
@@ -274,12 +274,13 @@ def write_options(options: Mapping[str, str], *, is_streaming: bool = False) -> 
         transaction_app_id=app,
         transaction_version=version,
         has_ledger=given.flag("txnLedger", True),
-        append_bytes_max=given.parsed("maxAppendBytes", _some_bytes, "a size such as 4m, more than nothing") or 4 << 20,
+        append_bytes_max=given.parsed("maxAppendBytes", _positive_size, "a size such as 4m, more than nothing")
+        or 4 << 20,
         creates_streams=given.flag("createStreams", True),
     )
 
 
-def _connection(given: _Given) -> Connection:
+def _connection(given: _OptionReader) -> Connection:
     url = given.required("url", "say where the server is: .option('url', 'http://127.0.0.1:4437')").rstrip("/")
     for one in url.split(","):
         parts = urlsplit(one.strip())
@@ -292,7 +293,7 @@ def _connection(given: _Given) -> Connection:
     return Connection(url, given.text("token"), 60.0 if timeout is None else timeout, cacert)
 
 
-def _cold(given: _Given) -> ColdRoot:
+def _cold(given: _OptionReader) -> ColdRoot:
     names = {
         "cold.endpoint": "endpoint",
         "cold.region": "region",
@@ -325,10 +326,10 @@ def _root(value: str) -> ObjectStoreSettings:
     return ObjectStoreSettings(backend, Path(prefix), {container: name})
 
 
-def _bound(given: _Given, offsets: str, timestamp: str) -> Bound | None:
+def _bound(given: _OptionReader, offsets: str, timestamp: str) -> Bound | None:
     expects = 'earliest, latest, a position such as 1042 or {"0": 1042}, or a time such as 2026-01-31T12:00:00Z'
     bound = given.parsed(offsets, parse_bound, expects)
-    at_ms = given.parsed(timestamp, _whole, "milliseconds since 1970")
+    at_ms = given.parsed(timestamp, _integer, "milliseconds since 1970")
     if at_ms is None:
         return bound
     if bound is not None:
@@ -360,7 +361,7 @@ def parse_bound(value: str) -> Bound:
     if value.lower() in ("earliest", "latest"):
         return EARLIEST if value.lower() == "earliest" else LATEST
     if value.isascii() and value.isdigit():
-        return Bound("positions", {0: _whole(value)}, 0)
+        return Bound("positions", {0: _integer(value)}, 0)
     if value.startswith("{"):
         positions = {int(shard): position for shard, position in json.loads(value).items()}
         if not positions or not all(type(one) is int and 0 <= one <= _INTEGER_MAX for one in positions.values()):
@@ -372,20 +373,20 @@ def parse_bound(value: str) -> Bound:
     return Bound("time", {}, int(moment.timestamp() * 1000))
 
 
-def _whole(value: str) -> int:
+def _integer(value: str) -> int:
     if not value.isascii() or not value.isdigit() or int(value) > _INTEGER_MAX:
         raise ValueError
     return int(value)
 
 
-def _some(value: str) -> int:
-    number = _whole(value)
+def _positive_integer(value: str) -> int:
+    number = _integer(value)
     if number == 0:
         raise ValueError
     return number
 
 
-def _some_bytes(value: str) -> int:
+def _positive_size(value: str) -> int:
     match = _SIZE.fullmatch(value)
     if match is None or int(match[1]) == 0:
         raise ValueError

@@ -19,9 +19,9 @@ from pyspark.sql.datasource import Filter, InputPartition
 from millstream.spark import typed
 from millstream.spark.cold_reader import ColdReader
 from millstream.spark.columns import Layout, message_arrays
-from millstream.spark.filters import HIGHEST, LOWEST, Wanted, row_condition, stored_columns
+from millstream.spark.filters import HIGHEST, LOWEST, Selection, row_condition, stored_columns
 from millstream.spark.options import Connection, ReadOptions
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
 from millstream.tiers.segments import SHARED
@@ -58,7 +58,7 @@ class Partition(InputPartition):
     """What one task reads. (All of it is in here: Spark copies a reader to its tasks before it plans.)"""
 
     cold: ObjectStoreSettings | None
-    wanted: Wanted
+    selection: Selection
     segments: list[SegmentPiece] = field(default_factory=list)
     feed: list[FeedPiece] = field(default_factory=list)
 
@@ -68,37 +68,37 @@ class RowRules:
     """Which rows of the pieces count: a range of positions, the names asked for, and Spark's filters."""
 
     bucket: str
-    wanted: Wanted
+    selection: Selection
     filters: tuple[Filter, ...]
 
     def conditions(self, first: SegmentRef | None = None) -> tuple[set[str], compute.Expression | None]:
         """What a row must satisfy, and the columns that takes; of a segment only what does not hold all through."""
-        wanted = self.wanted
+        selection = self.selection
         columns = stored_columns(self.filters)
         terms = [term for term in (row_condition(self.filters),) if term is not None]
         if first is not None and first.bucket == SHARED:
             columns.add("bucket")
             terms.append(compute.field("bucket").cast(arrow.string()) == self.bucket)
-        if wanted.streams is not None:
-            terms.append(compute.field("stream").isin(sorted(wanted.streams)))
-        terms += [compute.starts_with(compute.field("stream"), prefix) for prefix in wanted.prefixes]
-        if wanted.names.low:
-            terms.append(compute.field("stream") >= wanted.names.low)
-        if wanted.names.high is not None:
-            terms.append(compute.field("stream") < wanted.names.high)
-        if not wanted.is_of_all_names:
+        if selection.streams is not None:
+            terms.append(compute.field("stream").isin(sorted(selection.streams)))
+        terms += [compute.starts_with(compute.field("stream"), prefix) for prefix in selection.prefixes]
+        if selection.names.low:
+            terms.append(compute.field("stream") >= selection.names.low)
+        if selection.names.high is not None:
+            terms.append(compute.field("stream") < selection.names.high)
+        if not selection.is_of_all_names:
             columns.add("stream")
         lowest, highest = (first.first_position, first.last_position) if first is not None else (LOWEST, HIGHEST)
-        if not wanted.position.holds(lowest, highest):
+        if not selection.position.holds(lowest, highest):
             columns.add("position")
             terms += [
-                compute.field("position") >= wanted.position.low,
-                compute.field("position") <= wanted.position.high,
+                compute.field("position") >= selection.position.low,
+                compute.field("position") <= selection.position.high,
             ]
         lowest, highest = (first.first_at_ms, first.last_at_ms) if first is not None else (LOWEST, HIGHEST)
-        if not wanted.at_ms.holds(lowest, highest):
+        if not selection.at_ms.holds(lowest, highest):
             columns.add("appended_at")
-            low, high = (max(min(one, TIME_MAX_MS), 0) for one in (wanted.at_ms.low, wanted.at_ms.high))
+            low, high = (max(min(one, TIME_MAX_MS), 0) for one in (selection.at_ms.low, selection.at_ms.high))
             at = compute.field("appended_at")
             terms += [at >= arrow.scalar(low, _MILLISECONDS), at <= arrow.scalar(high, _MILLISECONDS)]
         return columns, reduce(and_, terms) if terms else None
@@ -117,14 +117,14 @@ def segment_tables(
         needed = columns | tested | ({"incarnation", "offset_end"} if piece.earliest else set())
         footer = reader.footer(piece.segment)
         for table in reader.tables(piece.segment, footer, piece.groups, sorted(needed)):
-            wanted = table if condition is None else table.filter(condition)
-            kept = wanted.filter(_alive(wanted, piece.earliest)) if piece.earliest else wanted
-            if kept.num_rows < wanted.num_rows:
-                on_dead(wanted.num_rows - kept.num_rows)
-            yield kept
+            chosen = table if condition is None else table.filter(condition)
+            alive = chosen.filter(_is_alive(chosen, piece.earliest)) if piece.earliest else chosen
+            if alive.num_rows < chosen.num_rows:
+                on_dead(chosen.num_rows - alive.num_rows)
+            yield alive
 
 
-def _alive(table: arrow.Table, earliest: dict[int, int]) -> arrow.ChunkedArray:
+def _is_alive(table: arrow.Table, earliest: dict[int, int]) -> arrow.ChunkedArray:
     """For each row, whether it lies behind the earliest offset of its stream."""
     incarnations = arrow.array(list(earliest), arrow.int64())
     offsets = arrow.array(list(earliest.values()), arrow.int64())
@@ -135,22 +135,22 @@ def _alive(table: arrow.Table, earliest: dict[int, int]) -> arrow.ChunkedArray:
 
 def feed_tables(connection: Connection, pieces: Sequence[FeedPiece], rules: RowRules) -> Iterator[arrow.Table]:
     _, condition = rules.conditions()
-    server = Server(connection)
+    client = SourceClient(connection)
     try:
         for piece in pieces:
-            yield from _feed(server, piece, rules, condition)
+            yield from _feed(client, piece, rules, condition)
     finally:
-        server.close()
+        client.close()
 
 
 def _feed(
-    server: Server, piece: FeedPiece, rules: RowRules, condition: compute.Expression | None
+    client: SourceClient, piece: FeedPiece, rules: RowRules, condition: compute.Expression | None
 ) -> Iterator[arrow.Table]:
     after, last = piece.start - 1, piece.end - 1
     # The server sorts out by one prefix what it need not send; the rules decide.
-    prefix = max(_prefixes(rules.wanted), key=len, default="")
+    prefix = max(_prefixes(rules.selection), key=len, default="")
     while after < last:
-        page = server.feed(rules.bucket, piece.shard, after, prefix)
+        page = client.feed(rules.bucket, piece.shard, after, prefix)
         is_wanted = (compute.field("event") == "message") & (compute.field("position") <= last)
         table = page.table.filter(is_wanted if condition is None else is_wanted & condition)
         if table.num_rows:
@@ -160,10 +160,10 @@ def _feed(
         after = page.position
 
 
-def _prefixes(wanted: Wanted) -> list[str]:
-    if wanted.streams is not None and len(wanted.streams) == 1:
-        return [*wanted.prefixes, next(iter(wanted.streams))]
-    return list(wanted.prefixes)
+def _prefixes(selection: Selection) -> list[str]:
+    if selection.streams is not None and len(selection.streams) == 1:
+        return [*selection.prefixes, next(iter(selection.streams))]
+    return list(selection.prefixes)
 
 
 def batches_of(table: arrow.Table, layout: Layout, options: ReadOptions) -> Iterator[arrow.RecordBatch]:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from millstream.spark.cold_reader import ColdReader, settings_of
-from millstream.spark.filters import Span, Wanted
+from millstream.spark.cold_reader import ColdReader, store_settings
+from millstream.spark.filters import Selection, Span
 from millstream.spark.options import Bound, ReadOptions
 from millstream.spark.pieces import NOTHING_ALIVE, FeedPiece, Partition, SegmentPiece
-from millstream.spark.server import Cold, Server, Shard
+from millstream.spark.source_client import ColdListing, ShardListing, SourceClient
 from millstream.streams.records import SegmentRef
 from millstream.tiers.segments import Footer, row_group_start
 
@@ -26,77 +26,81 @@ FEW_POSITIONS: Final = 10_000
 PIECES_PER_PARTITION: Final = 8
 
 
-def asked_for(options: ReadOptions) -> Wanted:
+def selection_of(options: ReadOptions) -> Selection:
     """What the options ask for, before any filter."""
-    return Wanted(
+    return Selection(
         streams=frozenset({options.stream}) if options.stream is not None else None,
         prefixes=(options.prefix,) if options.prefix else (),
     )
 
 
-def positioned(wanted: Wanted, span: Span) -> Wanted:
-    return replace(wanted, position=wanted.position.both(span))
+def positioned(selection: Selection, span: Span) -> Selection:
+    return replace(selection, position=selection.position.intersection(span))
 
 
-def within(wanted: Wanted, shard: Shard, starting: Bound | None, ending: Bound | None) -> Wanted:
+def within(selection: Selection, shard: ShardListing, starting: Bound | None, ending: Bound | None) -> Selection:
     """The same between two bounds: positions from the first on, up to and without the second."""
-    position, at_ms = wanted.position.both(Span(0, shard.latest)), wanted.at_ms
+    position, at_ms = selection.position.intersection(Span(0, shard.latest)), selection.at_ms
     for bound, is_start in ((starting, True), (ending, False)):
         if bound is None:
             continue
         if bound.kind == "positions":
             value = bound.positions.get(shard.shard, 0 if is_start else shard.latest + 1)
-            position = position.both(Span(low=value) if is_start else Span(high=value - 1))
+            position = position.intersection(Span(low=value) if is_start else Span(high=value - 1))
         elif bound.kind == "time":
-            at_ms = at_ms.both(Span(low=bound.at_ms) if is_start else Span(high=bound.at_ms - 1))
+            at_ms = at_ms.intersection(Span(low=bound.at_ms) if is_start else Span(high=bound.at_ms - 1))
         elif (bound.kind == "latest") == is_start:
             position = Span(0, -1)  # from the end on, or up to the beginning: nothing
-    return replace(wanted, position=position, at_ms=at_ms)
+    return replace(selection, position=position, at_ms=at_ms)
 
 
-def plan(options: ReadOptions, server: Server, cold: Cold, wanted: Wanted, shard: Shard) -> list[Partition]:
-    """The partitions of a shard's part of the read. `wanted` has the positions it is bounded by."""
-    settings = settings_of(cold.store, options.cold)
-    if wanted.position.low > wanted.position.high:
+def plan(
+    options: ReadOptions, client: SourceClient, cold: ColdListing, selection: Selection, shard: ShardListing
+) -> list[Partition]:
+    """The partitions of a shard's part of the read. The selection has the positions it is bounded by."""
+    settings = store_settings(cold.store, options.cold)
+    if selection.position.low > selection.position.high:
         return []
     pieces: list[SegmentPiece] = []
     flushed = shard.flushed
     if settings is None:
         flushed = shard.earliest  # a store in the server's memory: everything comes through the feed
     else:
-        pieces = segment_pieces(ColdReader(settings), server, options.bucket, shard.refs(), wanted, options)
-    partitions = [Partition(settings, wanted, segments=one) for one in _grouped(pieces, options.partition_bytes)]
-    start = max(flushed + 1, wanted.position.low)
-    end = min(shard.latest, wanted.position.high) + 1
+        pieces = segment_pieces(ColdReader(settings), client, options.bucket, shard.refs(), selection, options)
+    partitions = [Partition(settings, selection, segments=one) for one in _grouped(pieces, options.partition_bytes)]
+    start = max(flushed + 1, selection.position.low)
+    end = min(shard.latest, selection.position.high) + 1
     if partitions and 0 < end - start <= FEW_POSITIONS:
         partitions[-1].feed.append(FeedPiece(shard.shard, start, end))
         return partitions
     for at in range(start, end, FEED_POSITIONS):
-        partitions.append(Partition(settings, wanted, feed=[FeedPiece(shard.shard, at, min(at + FEED_POSITIONS, end))]))
+        partitions.append(
+            Partition(settings, selection, feed=[FeedPiece(shard.shard, at, min(at + FEED_POSITIONS, end))])
+        )
     return partitions
 
 
 def segment_pieces(
     reader: ColdReader,
-    server: Server,
+    client: SourceClient,
     bucket: str,
     segments: Iterable[SegmentRef],
-    wanted: Wanted,
+    selection: Selection,
     options: ReadOptions,
 ) -> list[SegmentPiece]:
-    """What there is in the segments of what is wanted, with what in it is dead."""
-    chosen = [segment for segment in segments if wanted.has_segment(segment)]
+    """The row groups that may hold rows of the selection, each piece with the rows in it that are dead."""
+    chosen = [segment for segment in segments if selection.has_segment(segment)]
     found: list[tuple[SegmentRef, Footer, list[int], set[int]]] = []
-    for segment, footer in zip(chosen, reader.footers(chosen), strict=True):
+    for segment, footer in reader.footers(chosen):
         own = footer.of(bucket)
         ours = {one.row_group for one in own.extents}
-        groups = [group for group in wanted.groups(segment, own) if group in ours]
+        groups = [group for group in selection.groups(segment, own) if group in ours]
         if groups:
             is_chosen = set(groups)
             incarnations = {one.incarnation for one in own.extents if one.row_group in is_chosen}
             found.append((segment, own, groups, incarnations))
     asked = sorted(set().union(*(incarnations for _, _, _, incarnations in found)))
-    alive = server.alive(bucket, asked)
+    alive = client.alive(bucket, asked)
     pieces = []
     for segment, footer, groups, incarnations in found:
         earliest = {one: alive.get(one, NOTHING_ALIVE) for one in incarnations if alive.get(one, NOTHING_ALIVE)}

@@ -1,6 +1,6 @@
-"""A Spark session with what millstream's source and jobs expect: a fitting Java, UTC, filters pushed down.
+"""`spark_session`: a Spark session with the settings that the data source and the jobs work best with.
 
-Nothing here is needed to use the source: it works in any session. It is the short way to one that is set up right.
+The source works in any other session too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOCAL_SETTINGS: Final = {
 }
 
 
-def build(app: str, master: str = LOCAL, **conf: object) -> SparkSession:
+def spark_session(app: str, master: str = LOCAL, **conf: object) -> SparkSession:
     """A session on `master`, or the one there is; `conf` has Spark's own names (`**{"spark.driver.memory": "4g"}`).
 
     Under `spark-submit` its `--master` decides. `sc://host:port` is a Spark Connect server.

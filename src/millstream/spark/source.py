@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from millstream.spark.batch import BatchReader, FilteringBatchReader
 from millstream.spark.columns import layout_of, message_schema
 from millstream.spark.options import read_options, write_options
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 from millstream.spark.stream import StreamReader
 from millstream.spark.writer import BatchWriter, StreamWriter, check_target
 
@@ -27,11 +27,11 @@ class MillstreamSource(DataSource):
     def schema(self) -> StructType:
         options = read_options(self.options)
         schema = message_schema(options.columns)
-        server = Server(options.connection)
+        client = SourceClient(options.connection)
         try:
-            server.check_bucket(options.bucket)
+            client.check_bucket(options.bucket)
         finally:
-            server.close()
+            client.close()
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -30,15 +30,15 @@ from pyspark.sql.types import StructType
 
 from millstream.spark import planning
 from millstream.spark.admission import Admission, cuts_of, name_cuts_of
-from millstream.spark.cold_reader import ColdReader, settings_of
+from millstream.spark.cold_reader import ColdReader, store_settings
 from millstream.spark.columns import layout_of
 from millstream.spark.errors import SourceError
 from millstream.spark.filters import NameRange, Span
 from millstream.spark.options import BY_STREAM, LATEST, Bound, ReadOptions
 from millstream.spark.pieces import FeedPiece, RowRules, batches_of, feed_tables, segment_tables
-from millstream.spark.server import Cold, Server, Shard
+from millstream.spark.source_client import ColdListing, ShardListing, SourceClient
 from millstream.spark.times import position_at
-from millstream.spark.worker import settle
+from millstream.spark.worker import exempt_modules_from_collection
 
 logger = logging.getLogger("millstream.spark")
 
@@ -66,31 +66,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._target: dict[int, int] | None = None
         self._admission = Admission(options)
-        self._server: Server | None = None
+        self._server: SourceClient | None = None
 
     # -- offsets, on the driver --------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        server = self._connected()
-        server.check_bucket(self._options.bucket)
-        cold = server.cold(self._options.bucket)
+        client = self._connected()
+        client.check_bucket(self._options.bucket)
+        cold = client.cold(self._options.bucket)
         bound = self._options.starting or LATEST
-        return {str(shard.shard): self._start(server, cold, shard, bound) for shard in cold.shards}
+        return {str(shard.shard): self._start(client, cold, shard, bound) for shard in cold.shards}
 
-    def _start(self, server: Server, cold: Cold, shard: Shard, bound: Bound) -> int:
+    def _start(self, client: SourceClient, cold: ColdListing, shard: ShardListing, bound: Bound) -> int:
         if bound.kind == "earliest":
             return shard.earliest + 1
         if bound.kind == "positions":
             start = bound.positions.get(shard.shard, shard.earliest + 1)
             return self._kept(shard, start, "the option 'startingOffsets'")
         if bound.kind == "time":
-            return position_at(self._options, server, cold, shard, bound.at_ms)
+            return position_at(self._options, client, cold, shard, bound.at_ms)
         return shard.latest + 1
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        server = self._connected()
+        client = self._connected()
         first = min((position for _, position in _positions(start)), default=0)
-        cold = server.cold(self._options.bucket, first - 1)
+        cold = client.cold(self._options.bucket, first - 1)
         ends: dict[int, int] = {}
         cuts: dict[str, str] = {}
         names: dict[str, list[str]] = {}
@@ -100,10 +100,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = shard.latest + 1
             if self._target is not None:
                 end = max(min(end, self._target.get(shard.shard, end)), begin)
-            if end > begin and not self._has_news(server, shard, begin):
+            if end > begin and not self._has_news(client, shard, begin):
                 end = begin
             if end > begin:
-                end = self._admission.limit(server, cold, shard, begin, end, limit)
+                end = self._admission.limit(client, cold, shard, begin, end, limit)
                 if self._options.partition_by == BY_STREAM:
                     if found := self._name_cuts(cold, shard, begin, end):
                         names[str(shard.shard)] = found
@@ -112,24 +112,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends[shard.shard] = end
         if all(start.get(str(shard)) == end for shard, end in ends.items()):
             if self._target is None:
-                self._await_news(server, cold, ends)
+                self._await_news(client, cold, ends)
             return start
         latest: Offset = {str(shard): end for shard, end in ends.items()}
         return latest | ({CUTS: cuts} if cuts else {}) | ({NAMES: names} if names else {})
 
-    def _name_cuts(self, cold: Cold, shard: Shard, begin: int, end: int) -> list[str]:
+    def _name_cuts(self, cold: ColdListing, shard: ShardListing, begin: int, end: int) -> list[str]:
         """Names that split what the segments have between two positions; the feed's share goes along with them."""
         options = self._options
-        settings = settings_of(cold.store, options.cold)
+        settings = store_settings(cold.store, options.cold)
         segments = [one for one in shard.refs() if one.last_position >= begin and one.first_position < end]
         if settings is None or sum(one.payload_bytes for one in segments) <= options.partition_bytes:
             return []
-        wanted = planning.asked_for(options)
+        selection = planning.selection_of(options)
         footers = ColdReader(settings).footers(segments)
-        extents = [one for footer in footers for one in footer.of(options.bucket).extents if wanted.has_extent(one)]
+        extents = [
+            one for _, footer in footers for one in footer.of(options.bucket).extents if selection.has_extent(one)
+        ]
         return name_cuts_of(extents, options.partition_bytes)
 
-    def _kept(self, shard: Shard, start: int, whose: str) -> int:
+    def _kept(self, shard: ShardListing, start: int, whose: str) -> int:
         """A position the server still has everything from; what is missing is an error, or a warning."""
         if shard.earliest < start <= shard.latest + 1:
             return start
@@ -154,22 +156,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logger.warning("data loss: %s; going on from position %d, as failOnDataLoss=false says", problem, now)
         return now
 
-    def _has_news(self, server: Server, shard: Shard, begin: int) -> bool:
+    def _has_news(self, client: SourceClient, shard: ShardListing, begin: int) -> bool:
         """Whether the bucket has anything from a position on: the shard's positions move with other buckets too."""
         if any(segment.last_position >= begin for segment in shard.refs()):
             return True
         after = max(begin - 1, shard.flushed)
-        page = server.feed(self._options.bucket, shard.shard, after, self._options.prefix, bytes_max=1)
+        page = client.feed(self._options.bucket, shard.shard, after, self._options.prefix, bytes_max=1)
         return bool(page.table.num_rows)
 
-    def _await_news(self, server: Server, cold: Cold, ends: dict[int, int]) -> None:
+    def _await_news(self, client: SourceClient, cold: ColdListing, ends: dict[int, int]) -> None:
         """Nothing to read: wait a little for something, so that Spark does not ask seventy times a second."""
         if len(cold.shards) == 1:
             shard = cold.shards[0]
             after = max(ends[shard.shard] - 1, shard.flushed)
-            server.await_news(self._options.bucket, shard.shard, after, self._options.prefix)
+            client.await_news(self._options.bucket, shard.shard, after, self._options.prefix)
         else:
-            server.pause()
+            client.pause()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.records_per_trigger is not None:
@@ -207,15 +209,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._server is not None:
             self._server.close()
 
-    def _connected(self) -> Server:
+    def _connected(self) -> SourceClient:
         if self._server is None:
-            self._server = Server(self._options.connection)
+            self._server = SourceClient(self._options.connection)
         return self._server
 
     # -- rows, on an executor ----------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
-        settle()
+        exempt_modules_from_collection()
         part = cast("PositionRange", partition)
         options = self._options
         layout = layout_of(self._schema, options)
@@ -230,18 +232,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _tables(self, part: PositionRange, columns: set[str]) -> Iterator[arrow.Table]:
         """What lies between two positions, wherever it lies by now."""
         options = self._options
-        wanted = planning.asked_for(options)
-        server = Server(options.connection)
+        selection = planning.selection_of(options)
+        client = SourceClient(options.connection)
         try:
-            cold = server.cold(options.bucket, part.start - 1)
+            cold = client.cold(options.bucket, part.start - 1)
             shard = next(one for one in cold.shards if one.shard == part.shard)
-            wanted = replace(planning.positioned(wanted, Span(part.start, part.end - 1)), names=part.names)
-            rules = RowRules(options.bucket, wanted, ())
-            settings = settings_of(cold.store, options.cold)
+            selection = replace(planning.positioned(selection, Span(part.start, part.end - 1)), names=part.names)
+            rules = RowRules(options.bucket, selection, ())
+            settings = store_settings(cold.store, options.cold)
             flushed = shard.earliest if settings is None else shard.flushed
             if settings is not None and part.start <= shard.flushed:
                 reader = ColdReader(settings)
-                pieces = planning.segment_pieces(reader, server, options.bucket, shard.refs(), wanted, options)
+                pieces = planning.segment_pieces(reader, client, options.bucket, shard.refs(), selection, options)
                 missed: list[int] = []
                 yield from segment_tables(reader, pieces, columns, rules, missed.append)
                 if missed:
@@ -254,7 +256,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         sum(missed),
                     )
         finally:
-            server.close()
+            client.close()
         if part.end - 1 > flushed:
             feed = FeedPiece(part.shard, max(part.start, flushed + 1), part.end)
             yield from feed_tables(options.connection, [feed], rules)

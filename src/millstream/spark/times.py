@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as arrow
 import pyarrow.compute as compute
 
-from millstream.spark.cold_reader import ColdReader, settings_of
+from millstream.spark.cold_reader import ColdReader, store_settings
 from millstream.spark.options import ReadOptions
-from millstream.spark.server import Cold, Server, Shard
+from millstream.spark.source_client import ColdListing, ShardListing, SourceClient
 
 
-def position_at(options: ReadOptions, server: Server, cold: Cold, shard: Shard, at_ms: int) -> int:
+def position_at(options: ReadOptions, client: SourceClient, cold: ColdListing, shard: ShardListing, at_ms: int) -> int:
     """The first position of the bucket at or after a time; the position after the last if there is none yet."""
-    settings = settings_of(cold.store, options.cold)
+    settings = store_settings(cold.store, options.cold)
     best: int | None = None
     if settings is not None:
         reader = ColdReader(settings)
@@ -35,7 +35,7 @@ def position_at(options: ReadOptions, server: Server, cold: Cold, shard: Shard, 
         return best
     after = shard.earliest if settings is None else shard.flushed
     while after < shard.latest:
-        page = server.feed(options.bucket, shard.shard, after, "")
+        page = client.feed(options.bucket, shard.shard, after, "")
         found = _first(page.table.filter(compute.field("event") == "message"), at_ms)
         if found is not None:
             return found

@@ -7,11 +7,11 @@ from functools import cache
 
 
 @cache
-def settle() -> None:
-    """Exempt what is loaded from the collection of garbage; called by whatever a task runs first.
+def exempt_modules_from_collection() -> None:
+    """Exempt the modules that are loaded from garbage collection. Every task calls this first.
 
-    Spark collects after every task, and most of what it then looks at are modules: a sixth of a worker's time when
-    segments are read.
+    Spark collects garbage after every task, and most of what the collector looks at are modules: a sixth of a worker's
+    time when segments are read.
     """
     gc.collect()
     gc.freeze()

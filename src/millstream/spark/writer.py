@@ -31,9 +31,9 @@ from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
 from millstream.spark.ledger import is_committed, ledger_of
 from millstream.spark.options import ARRIVAL, WriteOptions
-from millstream.spark.server import Server
+from millstream.spark.source_client import SourceClient
 from millstream.spark.spool import Spool
-from millstream.spark.worker import settle
+from millstream.spark.worker import exempt_modules_from_collection
 
 T = TypeVar("T")
 
@@ -76,13 +76,13 @@ def check_target(options: WriteOptions, schema: StructType, *, overwrite: bool) 
                     hint=f"name some of these columns, or {ARRIVAL!r}",
                 )
     if options.bucket is not None:
-        server = Server(options.connection)
+        client = SourceClient(options.connection)
         try:
-            server.check_bucket(options.bucket)
+            client.check_bucket(options.bucket)
             if options.stream is not None:
-                server.check_writing(StreamKey(options.bucket, options.stream))
+                client.check_writing(StreamKey(options.bucket, options.stream))
         finally:
-            server.close()
+            client.close()
 
 
 def checked_type(content_type: str) -> None:
@@ -116,7 +116,7 @@ class _Writer:
         self._schema = schema
 
     def _write(self, batches: Iterable[arrow.RecordBatch], sink: str, epoch: int) -> Written:
-        settle()
+        exempt_modules_from_collection()
         context = TaskContext.get()
         assert context is not None, "Spark runs writers in tasks"
         producer = producer_id(sink, context.partitionId())
@@ -142,10 +142,10 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
     totals = Totals()
     failures: list[BaseException] = []
     has_failed = threading.Event()
-    server = Server(options.connection)
+    client = SourceClient(options.connection)
 
     def work() -> None:
-        sender = Sender(server, options, producer, epoch, totals)
+        sender = Sender(client, options, producer, epoch, totals)
         try:
             while (group := waiting.get()) is not None:
                 if not has_failed.is_set():
@@ -169,7 +169,7 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
             waiting.put(None)
         for thread in threads:
             thread.join()
-        server.close()
+        client.close()
     if failures:
         raise failures[0]
     return Written(totals.messages, totals.appends, totals.repeated)
@@ -183,7 +183,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema)
         self._sink = options.transaction_app_id or f"job-{SystemClock().random_bytes(8).hex()}"
         self._epoch = options.transaction_version or 0
-        self._is_committed = self._at_server(is_committed)
+        self._is_committed = self._with_client(is_committed)
 
     def write(self, iterator: Iterator[arrow.RecordBatch]) -> Written:
         if self._is_committed:
@@ -193,18 +193,18 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done: from now on, a run with other partitions writes nothing either."""
         if not self._is_committed:
-            self._at_server(_note)
+            self._with_client(_commit_version)
 
-    def _at_server(self, ask: Callable[[Server, WriteOptions], T]) -> T:
-        server = Server(self._options.connection)
+    def _with_client(self, ask: Callable[[SourceClient, WriteOptions], T]) -> T:
+        client = SourceClient(self._options.connection)
         try:
-            return ask(server, self._options)
+            return ask(client, self._options)
         finally:
-            server.close()
+            client.close()
 
 
-def _note(server: Server, options: WriteOptions) -> None:
-    ledger = ledger_of(server, options)
+def _commit_version(client: SourceClient, options: WriteOptions) -> None:
+    ledger = ledger_of(client, options)
     if ledger is not None:
         assert options.transaction_version is not None
         ledger.commit(options.transaction_version)

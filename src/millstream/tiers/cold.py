@@ -32,16 +32,13 @@ from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.hot import Run, select
 from millstream.tiers.objects import Objects
+from millstream.tiers.segment_reader import SegmentReader
 from millstream.tiers.segments import (
     BYTES_COLUMNS,
     ORDER_COLUMNS,
     SHARED,
     Footer,
     RowGroup,
-    decode_footer,
-    read_columns,
-    read_file_columns,
-    row_group_range,
 )
 
 T = TypeVar("T")
@@ -95,6 +92,7 @@ class ExtentRows(NamedTuple):
 class ColdTier:
     def __init__(self, objects: Objects, catalog: Catalog, cache_bytes: int) -> None:
         self.objects = objects
+        self._reader = SegmentReader(objects)
         self._catalog = catalog
         self._groups: ByteLimitedCache[RowGroup] = ByteLimitedCache(cache_bytes)
         self._footers: ByteLimitedCache[Footer] = ByteLimitedCache(max(cache_bytes // 4, 1 << 20))
@@ -226,12 +224,7 @@ class ColdTier:
         self, segment: SegmentRef, metadata: parquet.FileMetaData, group: int, columns: list[str]
     ) -> arrow.Table:
         """Some columns of a row group, for a thread: it waits for the store."""
-        file = self.objects.file(segment.path)
-        if file is not None:
-            return read_file_columns(metadata, group, file, segment.path, columns)
-        start, end = row_group_range(metadata, group)
-        data = self.objects.get_range_now(segment.path, start, end)
-        return read_columns(metadata, group, start, data, segment.path, columns)
+        return self._reader.row_group(segment, metadata, group, columns)
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -241,7 +234,6 @@ class ColdTier:
         found = self._footers.get(path)
         if found is not None:
             return found
-        tail = await self.objects.get_range(path, segment.size - segment.footer_bytes, segment.size)
-        footer = await self.in_thread(decode_footer, tail, path, segment.footer_checksum)
-        self._footers.put(path, footer, len(tail) * FOOTER_COST)
+        footer = await self.in_thread(self._reader.footer, segment)
+        self._footers.put(path, footer, segment.footer_bytes * FOOTER_COST)
         return footer

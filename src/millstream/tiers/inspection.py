@@ -17,6 +17,7 @@ import pyarrow.compute as compute
 from millstream.errors import Corrupt
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import Objects
+from millstream.tiers.segment_reader import FetchedRange, decode_columns
 from millstream.tiers.segments import (
     SCHEMA,
     SHARED,
@@ -24,7 +25,6 @@ from millstream.tiers.segments import (
     Footer,
     RowGroup,
     decode_footer,
-    read_columns,
     row_group_range,
     whole,
 )
@@ -85,7 +85,7 @@ class Inspection:
         self._checksum = zlib.crc32(data, self._checksum)
         start = row_group_range(metadata, number)[0]
         window = data[start - self.end_of(number - 1) :]
-        table = read_columns(metadata, number, start, window, segment.path, SCHEMA.names)
+        table = decode_columns(metadata, number, FetchedRange(start, window), segment.path, SCHEMA.names)
         rows = RowGroup(table)
         extents = self._extents.pop(number, [])
         buckets = list(islice(self._buckets, len(extents)))

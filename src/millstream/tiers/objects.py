@@ -7,7 +7,7 @@ ours: `Unavailable` while the store cannot be reached, `NotFound` for an object 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -162,10 +162,11 @@ class Objects:
     async def get_range(self, path: str, start: int, end: int) -> bytes:
         return bytes(await self._call(path, obstore.get_range_async(self._store, path, start=start, end=end)))
 
-    def get_range_now(self, path: str, start: int, end: int) -> bytes:
-        """The same for a thread that may wait: whoever decodes it there saves a change of thread."""
+    def get_ranges_now(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Several ranges, each from its start to its end, for a thread that may wait and decodes them there."""
+        starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
         with _our_errors(path):
-            return bytes(obstore.get_range(self._store, path, start=start, end=end))
+            return [bytes(one) for one in obstore.get_ranges(self._store, path, starts=starts, ends=ends)]
 
     def file(self, path: str) -> Path | None:
         """The object as a file, where objects are files: native code reads it without asking Python for each piece."""

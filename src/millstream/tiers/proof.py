@@ -21,7 +21,8 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog_rows import Kept
 from millstream.tiers.inspection import Inspection, runs_of
 from millstream.tiers.objects import Objects
-from millstream.tiers.segments import SHARED, Extent, Footer, RowGroup, read_columns, row_group_range, whole
+from millstream.tiers.segment_reader import FetchedRange, decode_columns
+from millstream.tiers.segments import SHARED, Extent, Footer, RowGroup, row_group_range, whole
 
 DIGEST_BYTES: Final = 16
 THREADS: Final = 2
@@ -196,7 +197,7 @@ class Proof:
 def _digests(
     footer: Footer, number: int, start: int, data: bytes, path: str, runs: list[LiveRun]
 ) -> list[tuple[int, _Expected]]:
-    group = RowGroup(read_columns(footer.metadata, number, start, data, path, _OLD_COLUMNS))
+    group = RowGroup(decode_columns(footer.metadata, number, FetchedRange(start, data), path, _OLD_COLUMNS))
     found = []
     for extent, _, earliest in runs:
         stop = extent.row_start + extent.rows

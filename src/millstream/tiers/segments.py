@@ -5,6 +5,8 @@ footer says for each stream which rows of which row group are its own, so that a
 else. Pages carry checksums. Any engine reads these files; nothing in them needs millstream to be understood.
 
 An `Extent` is a run of one stream's messages inside one row group: the unit the index is made of.
+
+This module has the format: the schema, the writer, the footer, a decoded row group. `segment_reader.py` reads files.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, groupby, pairwise, repeat
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ import pyarrow as arrow
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from millstream.errors import Corrupt, NotFound, OtherFormat, Unavailable
+from millstream.errors import Corrupt, OtherFormat
 from millstream.tiers.columns import binaries, integers
 
 FORMAT: Final = 1
@@ -296,74 +297,3 @@ class RowGroup:
         if base:
             offsets = [offset - base for offset in offsets]
         return [data[start:end] for start, end in pairwise(offsets)]
-
-
-def decode_row_group(metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str) -> RowGroup:
-    """A row group from the bytes at `row_group_range`; page checksums are verified."""
-    return RowGroup(read_columns(metadata, group, start, data, path, [*BYTES_COLUMNS, *ORDER_COLUMNS]))
-
-
-def read_columns(
-    metadata: parquet.FileMetaData, group: int, start: int, data: bytes, path: str, columns: list[str]
-) -> arrow.Table:
-    """Some columns of a row group, from the bytes at `row_group_range`."""
-    return _read(metadata, group, arrow.PythonFile(_Window(data, start), mode="r"), path, columns)
-
-
-def read_file_columns(
-    metadata: parquet.FileMetaData, group: int, file: Path, path: str, columns: list[str]
-) -> arrow.Table:
-    """The same straight from a file."""
-    try:
-        source = arrow.OSFile(str(file))
-    except FileNotFoundError:
-        raise NotFound(f"the object {path} is not in the store", code="object_not_found") from None
-    except OSError as error:
-        raise Unavailable(f"segment {path} cannot be read: {error}", code="object_store_unavailable") from None
-    return _read(metadata, group, source, path, columns)
-
-
-def _read(
-    metadata: parquet.FileMetaData, group: int, source: arrow.NativeFile, path: str, columns: list[str]
-) -> arrow.Table:
-    try:
-        with (
-            source,
-            parquet.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False) as file,
-        ):
-            return file.read_row_group(group, columns=columns, use_threads=False)
-    except (arrow.ArrowException, OSError) as error:
-        raise Corrupt(f"row group {group} of segment {path} cannot be read: {error}") from None
-
-
-class _Window(io.RawIOBase):
-    """A file of which only a window is at hand."""
-
-    def __init__(self, data: bytes, start: int) -> None:
-        self._data = data
-        self._start = start
-        self._at = start
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END:
-            self._at = self._start + len(self._data) + offset
-        else:
-            self._at = offset if whence == io.SEEK_SET else self._at + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        first = self._at - self._start
-        if first < 0:
-            raise OSError("a read before the window")
-        piece = self._data[first : first + size if size >= 0 else None]
-        self._at += len(piece)
-        return piece

@@ -21,14 +21,17 @@ from millstream.errors import Corrupt
 from millstream.tiers import segment_encoder as encoder
 from millstream.tiers import segments as module
 from millstream.tiers.segment_encoder import EncodedSegment
+from millstream.tiers.segment_reader import FetchedRange, decode_columns
 from millstream.tiers.segments import (
+    BYTES_COLUMNS,
     FORMAT,
+    ORDER_COLUMNS,
     SCHEMA,
+    Footer,
     RowGroup,
     SegmentInfo,
     decode_extents,
     decode_footer,
-    decode_row_group,
     footer_bytes,
     row_group_range,
 )
@@ -66,12 +69,16 @@ def some_runs(draw: st.DrawFn) -> list[Run]:
     return runs
 
 
+def decoded(footer: Footer, group: int, fetched: FetchedRange, path: str) -> RowGroup:
+    return RowGroup(decode_columns(footer.metadata, group, fetched, path, [*BYTES_COLUMNS, *ORDER_COLUMNS]))
+
+
 def row_groups(encoded: EncodedSegment, path: str = "p") -> list[RowGroup]:
     footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes :]), path, encoded.footer_checksum)
     groups = []
     for group in range(footer.metadata.num_row_groups):
         start, end = row_group_range(footer.metadata, group)
-        groups.append(decode_row_group(footer.metadata, group, start, bytes(encoded.data[start:end]), path))
+        groups.append(decoded(footer, group, FetchedRange(start, bytes(encoded.data[start:end])), path))
     return groups
 
 
@@ -198,7 +205,7 @@ def read_everything(data: bytes, written: EncodedSegment) -> object:
     found = []
     for group in range(footer.metadata.num_row_groups):
         start, end = row_group_range(footer.metadata, group)
-        rows = decode_row_group(footer.metadata, group, start, data[start:end], "the-path")
+        rows = decoded(footer, group, FetchedRange(start, data[start:end]), "the-path")
         count = len(rows.ends)
         found.append((rows.messages(0, count), rows.ends, rows.positions, rows.times))
     return footer.info, footer.extents, found
@@ -279,16 +286,19 @@ def test_writing_and_reading_segments_imports_no_pandas(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from millstream.tiers.segments import BYTES_COLUMNS, RowGroup, decode_footer, read_file_columns
-from support.segments import encode_segment, run_of
+from millstream.tiers.objects import Objects
+from millstream.tiers.segment_reader import SegmentReader
+from millstream.tiers.segments import BYTES_COLUMNS, RowGroup
+from support.segments import encode_segment, run_of, segment_ref
 
 runs = [run_of("a", 1, 0, [b"x"] * 3), run_of("b", 2, 0, [b"x"], 9), run_of("c", 3, 0, [b"x"], 10)]
 for some in (runs, runs[:2], runs[1:2]):
     encoded = encode_segment("b", 0, some)
-    file = Path({str(tmp_path / "segment")!r})
-    file.write_bytes(encoded.data)
-    footer = decode_footer(bytes(encoded.data[-encoded.footer_bytes:]), "p", encoded.footer_checksum)
-    group = RowGroup(read_file_columns(footer.metadata, 0, file, "p", BYTES_COLUMNS))
+    folder = Path({str(tmp_path)!r})
+    (folder / "segment").write_bytes(encoded.data)
+    reader = SegmentReader(Objects(None, folder))
+    ref = segment_ref("segment", encoded)
+    group = RowGroup(reader.row_group(ref, reader.footer(ref).metadata, 0, BYTES_COLUMNS))
     assert bytes(group.joined(0, len(group.ends), b",")) == b",".join([b"x"] * len(group.ends))
 print("pandas" in sys.modules)
 """

@@ -53,7 +53,7 @@ INCARNATIONS_AT_ONCE: Final = 50_000
 _ONCE: Final = RetryPolicy(retries=0)
 
 
-class Shard(msgspec.Struct, frozen=True):
+class ShardListing(msgspec.Struct, frozen=True):
     """One shard's part of a bucket, as of one moment: through `flushed` in segments, then in the feed."""
 
     shard: int
@@ -67,16 +67,16 @@ class Shard(msgspec.Struct, frozen=True):
         return [SegmentRef(**segment) for segment in self.segments]
 
 
-class Store(msgspec.Struct, frozen=True):
+class StoreLocation(msgspec.Struct, frozen=True):
     backend: str
     path: str
     options: dict[str, str]
 
 
-class Cold(msgspec.Struct, frozen=True):
+class ColdListing(msgspec.Struct, frozen=True):
     bucket: str
-    store: Store
-    shards: list[Shard]
+    store: StoreLocation
+    shards: list[ShardListing]
 
 
 class FeedPage(NamedTuple):
@@ -85,7 +85,7 @@ class FeedPage(NamedTuple):
     is_up_to_date: bool
 
 
-class Server:
+class SourceClient:
     """A server as the options name it. Threads may share one."""
 
     def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
@@ -117,10 +117,10 @@ class Server:
     def _first_contact(self) -> RetryPolicy:
         return _policy(min(FIRST_CONTACT_SECONDS, self._connection.timeout_seconds))
 
-    def cold(self, bucket: str, after: int | None = None) -> Cold:
+    def cold(self, bucket: str, after: int | None = None) -> ColdListing:
         start = f"0.{after}" if after is not None and after >= 0 else None
         target = calls.with_query(f"{calls.bucket_path(bucket)}/streams/cold", after=start)
-        return self._ask(get_json(target, Cold), bucket)
+        return self._ask(get_json(target, ColdListing), bucket)
 
     def alive(self, bucket: str, incarnations: Sequence[int]) -> dict[int, int]:
         """Those of the incarnations that still count, and the offset before which nothing of them does."""

@@ -14,7 +14,7 @@ from millstream.client import BadRequest, ClientError
 from millstream.client import Conflict as ClientConflict
 from millstream.errors import Conflict, InvalidRequest, MillstreamError
 from millstream.spark.options import ColdRoot, Connection
-from millstream.spark.server import Server, Store, get_json, post_json
+from millstream.spark.source_client import SourceClient, StoreLocation, get_json, post_json
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import CREDENTIAL_VARIABLES, ObjectStoreSettings
 
@@ -22,13 +22,13 @@ from millstream.tiers.objects import CREDENTIAL_VARIABLES, ObjectStoreSettings
 class ClusterCold(msgspec.Struct, frozen=True):
     """What `GET /cluster/cold` says: where the store is, and how far the shard has come."""
 
-    store: Store
+    store: StoreLocation
     flushed: int
     latest: int
     buckets: list[str]
 
 
-class JobServer(Server):
+class JobClient(SourceClient):
     @property
     def connection(self) -> Connection:
         return self._connection
@@ -49,12 +49,12 @@ class JobServer(Server):
             raise self._explained(error, "") from None
 
 
-def store_of(server: JobServer, cold: ColdRoot) -> ObjectStoreSettings:
+def store_of(client: JobClient, cold: ColdRoot) -> ObjectStoreSettings:
     """Where the object store is, with the credentials to use it: the option first, then what the server says."""
     if cold.root is not None:
         backend, path, options = cold.root.backend, cold.root.path, cold.root.options
     else:
-        store = server.cluster_cold().store
+        store = client.cluster_cold().store
         backend, path, options = store.backend, Path(store.path), store.options
     if backend == "memory":
         raise MillstreamError(
@@ -69,9 +69,9 @@ def store_of(server: JobServer, cold: ColdRoot) -> ObjectStoreSettings:
 
 
 @contextmanager
-def connected(connection: Connection) -> Iterator[JobServer]:
-    server = JobServer(connection)
+def job_client(connection: Connection) -> Iterator[JobClient]:
+    client = JobClient(connection)
     try:
-        yield server
+        yield client
     finally:
-        server.close()
+        client.close()
