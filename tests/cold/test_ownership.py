@@ -298,3 +298,68 @@ def test_a_server_that_was_paused_in_a_flush_and_wakes_after_a_take_over_hurts_n
 def is_stopped(server: ServerProcess) -> bool:
     assert server.process is not None
     return Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+# -- a damaged owner -----------------------------------------------------------------------------------------------
+
+
+def damage_newest_owner(store: FolderStore) -> str:
+    path = max(names(store, "owner"))
+    data = bytearray((store.folder / path).read_bytes())
+    data[len(data) // 2] ^= 1
+    (store.folder / path).write_bytes(data)
+    return path
+
+
+def test_a_damaged_owner_refuses_a_start_and_the_override_goes_on_and_deletes_nothing(
+    tmp_path: Path, folder: FolderStore
+) -> None:
+    data_dir = tmp_path / "data"
+    with server_on(data_dir, folder, *FLUSHING) as server, client_of(server) as client:
+        write(client, "one two", create=True)
+        server.kill()
+    before = contents(folder)
+    path = damage_newest_owner(folder)
+    said = refused(data_dir, folder, *FLUSHING)
+    assert path in said and "cold.take_over=true" in said
+    done = run_command("doctor", data_dir=data_dir, store=folder)
+    assert path in done.stdout + done.stderr
+    with server_on(data_dir, folder, *FLUSHING, "cold.take_over=true") as server, client_of(server) as client:
+        assert read_all(client, "/v1/stream/one") == b"one "
+        write(client, "three", create=True)
+        time.sleep(1.0)  # rounds of the reclaimer
+        write(client, "one")
+        server.kill()
+    assert before.items() <= contents(folder).items()
+    # The override is for one start.
+    with server_on(data_dir, folder, *FLUSHING) as server, client_of(server) as client:
+        assert read_all(client, "/v1/stream/one") == b"one one "
+        server.kill()
+    assert verified(data_dir, folder)["problems"] == []
+    assert run_command("restore", data_dir=tmp_path / "again", store=folder).returncode == 0
+
+
+def test_a_restore_takes_over_from_a_damaged_owner_and_the_server_that_was_it_stops(
+    tmp_path: Path, folder: FolderStore
+) -> None:
+    data_dir, new = tmp_path / "data", tmp_path / "new"
+    with server_on(data_dir, folder, *FLUSHING) as old, client_of(old) as client:
+        write(client, "one two", create=True)
+        before = contents(folder)
+        damage_newest_owner(folder)
+        write(client, "one")  # it knows who it is
+        done = run_command("restore", data_dir=new, store=folder)
+        assert done.returncode == 0, done.stderr
+        damage_newest_owner(folder)  # that of the restore: the old server must stop all the same
+        client.post("/v1/stream/one", headers=TEXT, content=b"too late")
+        wait_until(lambda: client.get("/readyz/local").status_code == 503, "the old server is not ready")
+        late = client.post("/v1/stream/one", headers=TEXT, content=b"too late")
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "store_taken_over")
+        old.kill()
+    assert "is damaged" in refused(new, folder, *FLUSHING)
+    with server_on(new, folder, *FLUSHING, "cold.take_over=true") as server, client_of(server) as client:
+        assert read_all(client, "/v1/stream/one") == b"one one "
+        write(client, "two")
+        time.sleep(1.0)
+        write(client, "three", create=True)
+    assert before.items() <= contents(folder).items()

@@ -404,6 +404,60 @@ def test_a_store_of_another_version_is_refused_as_such_and_left_as_it_is(
     assert small.listing() == before
 
 
+@pytest.mark.parametrize("kind", ["gone", "damaged"])
+def test_notes_that_are_lost_are_named_and_the_rest_is_restored_only_if_told_to(
+    tmp_path: Path, small: FolderStore, kind: str
+) -> None:
+    lost = sorted(names(small, "notes"))[1]
+    whole = read_object(small, lost)
+    delete_object(small, lost)
+    if kind == "damaged":
+        put_object(small, lost, whole[:-1] + bytes([whole[-1] ^ 8]))
+    before = small.listing()
+    said = restore(tmp_path / "restored", small, code=1)
+    assert lost in said and "--accept-loss" in said
+    assert small.listing() == before, "a restore that is refused takes nothing over"
+    done = run_command("restore", "--accept-loss", "--json", data_dir=tmp_path / "restored", store=small)
+    assert done.returncode == 0, done.stderr
+    assert lost in done.stderr
+    assert list(json.loads(done.stdout)["lost"]) == [lost]
+    with server_on(tmp_path / "restored", small, *QUIET) as server, client_of(server) as client:
+        # All messages are there, the feed goes on behind what is lost, and the server is well.
+        assert [read_all(client, f"/restore/s{number}") for number in range(3)] == [
+            b"content 0",
+            b"content 1",
+            b"content 2",
+        ]
+        feed = [json.loads(line) for line in client.get("/restore/streams/feed").content.splitlines()]
+        assert [item["stream"] for item in feed if item.get("event") == "created"] == ["s0", "s2"], feed
+        assert client.get("/readyz/local").status_code == 200
+    assert {path: size for path, size in small.listing().items() if path in before} == before
+
+
+def test_a_snapshot_that_is_lost_is_named_and_its_stream_restored_if_told_to(
+    tmp_path: Path, folder: FolderStore
+) -> None:
+    data_dir = tmp_path / "data"
+    with server_on(data_dir, folder, *FLUSHING) as server, client_of(server) as client:
+        client.put("/restore")
+        client.put("/restore/s", headers=TEXT, content=b"before")
+        client.post("/restore/s", headers=TEXT, content=b"after")
+        assert client.put(f"/restore/s/snapshot/{token(6)}", content=b"picture").status_code == 204
+        wait_until_flushed(client, released=True)
+        server.kill()
+    (lost,) = names(folder, "snapshots")
+    delete_object(folder, lost)
+    assert lost in restore(tmp_path / "new", folder, code=1)
+    done = run_command("restore", "--accept-loss", data_dir=tmp_path / "new", store=folder)
+    assert done.returncode == 0 and lost in done.stderr
+    with server_on(tmp_path / "new", folder, *FLUSHING) as server, client_of(server) as client:
+        assert read_all(client, "/restore/s", token(6)) == b"after"
+        assert client.get(f"/restore/s/snapshot/{token(6)}").status_code == 503
+        assert client.put(f"/restore/s/snapshot/{token(11)}", content=b"new").status_code == 204
+        wait_until_flushed(client)
+        wait_until(lambda: client.get("/readyz/local").status_code == 200, "it is well with a new snapshot")
+
+
 def test_a_bucket_made_right_after_a_restore_is_flushed_by_itself(tmp_path: Path, small: FolderStore) -> None:
     restore(tmp_path / "restored", small)
     with server_on(tmp_path / "restored", small, *FLUSHING) as server, client_of(server) as client:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -63,7 +64,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--accept-loss",
         action="store_true",
-        help="if a manifest is missing or damaged, restore what comes before it; nothing is deleted",
+        help="if a manifest is missing or damaged, restore what comes before it; if notes or snapshots are, restore"
+        " the rest; nothing is deleted",
     )
     parser.set_defaults(run=run)
 
@@ -78,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
                 hint="copy the object store's prefix and restore from the copy, with a cluster.name of its own",
             )
         cluster = asyncio.run(_restore_cluster(config, options))
+        _tell_of_losses(*(one for one in cluster.shards if one is not None))
         if options.json:
             print_json({"shards": [one._asdict() if one is not None else None for one in cluster.shards]})
         else:
@@ -89,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
             )
         return 0
     restored = asyncio.run(_restore(config, options))
+    _tell_of_losses(restored)
     if options.json:
         print_json(restored._asdict())
     else:
@@ -98,6 +102,12 @@ def run(options: argparse.Namespace) -> int:
             + (", for reading only" if options.read_only else "; the object store is this one's from now on")
         )
     return 0
+
+
+def _tell_of_losses(*restored: Restored) -> None:
+    for one in restored:
+        for path, reason in sorted(one.lost.items()):
+            print(f"lost: {path}: {reason}", file=sys.stderr)
 
 
 async def _restore(config: Config, options: argparse.Namespace) -> Restored:
@@ -201,9 +211,9 @@ async def _restore_catalog(
     if options.read_only:
         return restored, None
     catalog = Catalog(place / UNFINISHED)
-    has_hole = await _has_hole(objects, catalog, shard)
+    is_lossy = bool(restored.lost) or await _has_hole(objects, catalog, shard)
     catalog.close()
-    claim = await take_over(objects, shard, SystemClock(), breaks_history=has_hole)
+    claim = await take_over(objects, shard, SystemClock(), breaks_history=is_lossy)
     while True:
         catalog = Catalog(place / UNFINISHED)
         try:

@@ -27,13 +27,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from millstream.clock import Clock
-from millstream.errors import Conflict, MillstreamError, NotLeader, Unavailable
+from millstream.errors import Conflict, Corrupt, MillstreamError, NotLeader, Unavailable
 from millstream.shard.committer import Committer
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import StoreClaimed
 from millstream.tiers.manifests import read_manifest
 from millstream.tiers.objects import Objects
-from millstream.tiers.owners import Owner, become_owner, epochs, newest_owner, owner_path
+from millstream.tiers.owners import Owner, become_owner, epochs, newest_owner, owner_path, presumed_owner
 from millstream.tiers.stored_names import list_ours
 
 logger = logging.getLogger("millstream.store")
@@ -152,7 +152,7 @@ class Ownership:
         owner = self.owner
         assert owner is not None
         known = await epochs(self._objects, self._shard)
-        newest = await newest_owner(self._objects, self._shard) if known and known[-1] > owner.epoch else None
+        newest = await presumed_owner(self._objects, self._shard) if known and known[-1] > owner.epoch else None
         if self.owner is not owner:
             raise NotLeader("this node has handed the shard over meanwhile")
         if newest is not None:
@@ -181,11 +181,11 @@ class Ownership:
     # -- claiming ----------------------------------------------------------------------------------------------
 
     async def _claim(self) -> Owner:
-        newest = await newest_owner(self._objects, self._shard)
+        newest, damage = await self._newest()
         known = self._known()
         unasked_at = self._machine.store_unasked_at
         end = self._committer.applied_position if unasked_at is None else unasked_at
-        reason = await why_refused(self._objects, self._shard, newest, known, end)
+        reason = damage or await why_refused(self._objects, self._shard, newest, known, end)
         if reason is not None and not self._may_take_over:
             is_other_store = known is not None and (newest is None or newest.store != known.store)
             raise StoreRefused(reason, hint=WRONG_STORE_HINT if is_other_store else RESTORE_HINT)
@@ -210,6 +210,15 @@ class Ownership:
             raise StoreRefused(late, hint=RESTORE_HINT)
         return got
 
+    async def _newest(self) -> tuple[Owner | None, str | None]:
+        """The store's owner, and what is wrong with its object if that is damaged and may be passed over."""
+        try:
+            return await newest_owner(self._objects, self._shard), None
+        except Corrupt as error:
+            if not self._may_take_over:
+                raise StoreRefused(error.message, hint=error.hint) from None
+            return await presumed_owner(self._objects, self._shard), error.message
+
     async def _withdraw(self, known: StoreClaimed | None) -> None:
         """Put the claim before ours into the log again. Ours is in the store and cannot be taken back: the next start
         would take it for a sign that what the owner before us wrote does not count."""
@@ -229,7 +238,7 @@ class Ownership:
     async def _announce(self, newest: Owner | None, known: StoreClaimed | None, *, is_forced: bool) -> Owner:
         """Put the next claim into the log, so that whoever has this log knows that it was ours."""
         epoch = max(newest.epoch if newest is not None else 0, known.epoch if known is not None else 0) + 1
-        store = newest.store if newest is not None else known.store if known is not None else ""
+        store = (newest.store if newest is not None else "") or (known.store if known is not None else "")
         since = epoch if is_forced else known.since if known is not None else 0
         owner = Owner(
             store or self._clock.random_bytes(16).hex(),
@@ -290,13 +299,14 @@ async def _manifests_ahead(objects: Objects, shard: int, end: int, epoch: int) -
 async def take_over(objects: Objects, shard: int, clock: Clock, *, breaks_history: bool) -> StoreClaimed:
     """Become the owner for a data directory that was just restored: whoever owned the store stops.
 
-    With `breaks_history` what earlier owners wrote is left alone for good: not all of it was restored.
+    With `breaks_history` what earlier owners wrote is left alone for good: not all of it was restored. The same if the
+    last one's object is damaged.
     """
     while True:
-        newest = await newest_owner(objects, shard)
+        newest = await presumed_owner(objects, shard)
         epoch = newest.epoch + 1 if newest is not None else 1
         owner = Owner(
-            newest.store if newest is not None else clock.random_bytes(16).hex(),
+            (newest.store if newest is not None else "") or clock.random_bytes(16).hex(),
             epoch,
             epoch if breaks_history else newest.since if newest is not None else 0,
             clock.random_bytes(16).hex(),
@@ -326,5 +336,7 @@ def _foreign(newest: Owner | None, known: StoreClaimed | None) -> str | None:
 
 
 def described(owner: Owner) -> str:
+    if owner.at_ms == 0:  # one whose object is damaged
+        return f"{owner.who}, epoch {owner.epoch},"
     since = datetime.fromtimestamp(owner.at_ms / 1000, UTC).isoformat(timespec="seconds")
     return f"{owner.who} (epoch {owner.epoch}, since {since})"

@@ -4,6 +4,8 @@ The chain of manifests gives the rows, the segments' footers give the index. Wha
 flushed when the machine was lost is not there; everything up to the last flush is.
 
 A chain with a hole is refused, and what lies behind the hole is named; `accept_loss` goes on with what comes before it.
+So are notes and snapshots that are missing or damaged; then `accept_loss` goes on without the notes, and with streams
+whose snapshot cannot be read.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
+import msgspec
 
 from millstream.errors import Corrupt, NotFound, OtherFormat
 from millstream.streams.records import SegmentRef, SnapshotRef
@@ -32,6 +36,7 @@ from millstream.tiers.manifests import (
     ManifestFlush,
     ManifestHead,
     Replacement,
+    decode_notes,
     encode_rows,
     find_chain,
     read_manifest,
@@ -42,6 +47,7 @@ from millstream.tiers.stored_names import list_ours, stored_shards
 logger = logging.getLogger("millstream.restore")
 
 FOOTERS_AT_ONCE: Final = 16
+LOST_NAMED_MAX: Final = 20
 
 
 class Restored(NamedTuple):
@@ -49,6 +55,8 @@ class Restored(NamedTuple):
     manifests: int
     segments: int
     streams: int
+    # Notes and snapshots that are missing or damaged, and what is wrong with each; only if that was accepted.
+    lost: dict[str, str]
 
 
 class Hole(NamedTuple):
@@ -92,6 +100,12 @@ async def restore(
     chain = found.chain.heads
     if not chain:
         raise NotFound("the object store holds no manifests: there is nothing to restore", code="nothing_to_restore")
+    lost = await find_lost(cold, chain) if through is None else {}
+    if lost and (await find_manifests(cold, shard)).chain.through != found.chain.through:
+        # The store's owner has flushed meanwhile, and deleted the snapshots that this flush replaced.
+        return await restore(cold, catalog, now_ms, on_progress, shard=shard, accept_loss=accept_loss)
+    if lost and not accept_loss:
+        raise _lost_objects(lost)
     removed: set[str] = set()
     for head in chain:
         manifest = await load_manifest(cold, head.path)
@@ -106,7 +120,7 @@ async def restore(
         if manifest.first == 0 and manifest.part < len([one for one in chain if one.first == 0]):
             on_progress(count, len(chain))
             continue  # a full manifest counts when all its parts are there
-        flushes = [await sealed_flush(cold, flush, removed) for flush in manifest.flushes]
+        flushes = [await sealed_flush(cold, _without(lost, flush), removed) for flush in manifest.flushes]
         replacements = [await sealed_replacement(cold, one, removed) for one in manifest.replacements]
         segments += sum(len(flush.segments) for flush in flushes) + sum(len(one.segments) for one in replacements)
         for part in parts[:-1]:
@@ -115,7 +129,24 @@ async def restore(
         parts.clear()
         on_progress(count, len(chain))
     catalog.drop_dead_extents(now_ms)
-    return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")))
+    return Restored(catalog.position, len(chain), segments, sum(1 for _ in catalog.scan(b"")), lost)
+
+
+def _lost_objects(lost: dict[str, str]) -> Corrupt:
+    named = [f"{path}: {reason}" for path, reason in sorted(lost.items())[:LOST_NAMED_MAX]]
+    more = f", and {len(lost) - LOST_NAMED_MAX:,} more" if len(lost) > LOST_NAMED_MAX else ""
+    return Corrupt(
+        f"{len(lost):,} objects that the manifests name are missing or damaged: {'; '.join(named)}{more}",
+        code="object_damaged",
+        hint="put them back, from a backup or an older version of them; if they are lost for good, --accept-loss"
+        " restores the rest: without notes the feed lacks the events of those flushes, and a snapshot that is lost"
+        " cannot be read until a new one is published",
+    )
+
+
+def _without(lost: dict[str, str], flush: ManifestFlush) -> ManifestFlush:
+    """A flush whose notes are lost has none: the feed goes on behind them."""
+    return msgspec.structs.replace(flush, notes="") if flush.notes in lost else flush
 
 
 class Manifests(NamedTuple):
@@ -207,6 +238,35 @@ async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> tuple[set[s
             found = decode_stream_row(row.row).snapshot if row.blob is not None else None
             snapshots[manifest.shard, row.incarnation] = found
     return notes, sorted((one for one in snapshots.values() if one is not None), key=lambda one: one.blob)
+
+
+async def find_lost(cold: ColdTier, chain: list[ManifestHead]) -> dict[str, str]:
+    """The notes and snapshots that the chain needs and that are missing or damaged, with what is wrong.
+
+    Notes are read; snapshots, which may be large, are looked up by name and size.
+    """
+    lost: dict[str, str] = {}
+    notes, snapshots = await live_objects(cold, chain)
+    gate = asyncio.Semaphore(FOOTERS_AT_ONCE)
+
+    async def read_notes(path: str) -> None:
+        async with gate:
+            try:
+                decode_notes(await cold.objects.get(path), path)
+            except NotFound:
+                lost[path] = "it is not in the object store"
+            except Corrupt as error:
+                lost[path] = error.message
+
+    await asyncio.gather(*map(read_notes, sorted(notes)))
+    sizes = {entry.path: entry.size async for entry in cold.objects.list("snapshots/")} if snapshots else {}
+    for snapshot in snapshots:
+        path = f"snapshots/{snapshot.blob}"
+        if path not in sizes:
+            lost[path] = "it is not in the object store"
+        elif sizes[path] != snapshot.size:
+            lost[path] = f"it has {sizes[path]:,} bytes, not {snapshot.size:,}"
+    return lost
 
 
 async def load_manifest(cold: ColdTier, path: str) -> Manifest:

@@ -53,6 +53,7 @@ class Scrubber:
         self._catalog = parts.catalog
         self._cold = parts.cold
         self._blobs = parts.blobs
+        self._machine = parts.machine
         self._committer = parts.committer
         self._clock = parts.clock
         self._measures = parts.measures
@@ -122,8 +123,10 @@ class Scrubber:
         damage = self._cold.objects.damage
         if damage.objects:
             named = {segment.path for segment in self._segments()} | {row.notes for _, row in self._catalog.flushes()}
+            unsaved = (stream.snapshot for stream in self._machine.unsaved())
+            named |= {f"snapshots/{snapshot.blob}" for snapshot in unsaved if snapshot is not None}
             for path in list(damage.objects):
-                if not path.startswith("snapshots/") and path not in named:
+                if path not in named and not (path.startswith("snapshots/") and self._is_named(path)):
                     damage.objects.pop(path, None)
 
     async def scrub(self) -> int:

@@ -24,8 +24,8 @@ from millstream.tiers.objects import Objects
 
 KEPT: Final = 8  # owners that stay to be seen; all before them are only history
 DAMAGED_HINT: Final = (
-    "put the object back from a backup or an older version of it; if there is none and no other server uses this store,"
-    " delete it, and start once with --set cold.take_over=true"
+    "put the object back from a backup or an older version of it; if there is none, and this is the data directory that"
+    " should own the store, start once with --set cold.take_over=true; nothing in the store is deleted then or later"
 )
 _PATH: Final = re.compile(r"owner/\d{4}/(\d{20})\.json")
 
@@ -87,6 +87,29 @@ async def newest_owner(objects: Objects, shard: int) -> Owner | None:
         except NotFound:
             continue  # a later one came meanwhile, and removed it
     raise Unavailable("the owner of the object store changes all the time", code="object_store_unavailable")
+
+
+async def presumed_owner(objects: Objects, shard: int) -> Owner | None:
+    """The newest owner, or what can be told of one whose object is damaged: its epoch, which is in the object's name.
+
+    Whoever comes after it takes the next epoch, as after any other, and begins a history of its own with it: where the
+    one before began nobody knows.
+    """
+    try:
+        return await newest_owner(objects, shard)
+    except Corrupt:
+        known = await epochs(objects, shard)
+    for epoch in reversed(known):
+        path = owner_path(shard, epoch)
+        try:
+            store = decode_owner(await objects.get(path), path).store
+            break
+        except (Corrupt, NotFound):
+            continue
+    else:
+        store = ""
+    newest = known[-1]
+    return Owner(store, newest, newest + 1, "", f"somebody unknown ({owner_path(shard, newest)} is damaged)", 0)
 
 
 async def become_owner(objects: Objects, shard: int, owner: Owner) -> Owner:
