@@ -235,6 +235,27 @@ def test_a_manifest_in_the_middle_that_is_missing_is_named_and_nothing_is_restor
     assert lost == {manifests[len(manifests) // 2]}
 
 
+def test_a_manifest_that_is_lost_is_made_good_by_the_next_start_and_nothing_is_lost(
+    tmp_path: Path, folder: FolderStore
+) -> None:
+    data_dir, new = tmp_path / "data", tmp_path / "new"
+    with server_on(data_dir, folder, *FLUSHING) as server, client_of(server) as client:
+        write(client, "one two three four", create=True)
+        server.kill()
+    manifests = sorted(names(folder, "manifests"))
+    (folder.folder / manifests[len(manifests) // 2]).unlink()
+    assert run_command("restore", "--read-only", data_dir=tmp_path / "drill", store=folder).returncode != 0
+    with server_on(data_dir, folder, *FLUSHING) as server, client_of(server) as client:
+        wait_until(lambda: verified(data_dir, folder)["problems"] == [], "a full manifest is written")
+        assert client.get("/readyz/local").status_code == 200
+        assert "a manifest is missing or damaged" in server.stderr()
+        server.kill()
+    assert run_command("restore", data_dir=new, store=folder).returncode == 0
+    with server_on(new, folder, *FLUSHING) as server, client_of(server) as client:
+        for word in ("one", "two", "three", "four"):
+            assert read_all(client, f"/v1/stream/{word}") == f"{word} ".encode()
+
+
 @pytest.mark.parametrize("kind", ["first", "last"])
 def test_a_damaged_manifest_is_refused_wherever_it_is(tmp_path: Path, folder: FolderStore, kind: str) -> None:
     data_dir, new = tmp_path / "data", tmp_path / "new"

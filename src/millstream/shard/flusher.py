@@ -475,6 +475,13 @@ class Flusher:
 
     # -- full manifests --------------------------------------------------------------------------------------
 
+    async def write_full_manifest(self) -> None:
+        """Write the whole catalog as a full manifest now: one of those before it is missing, or cannot be read."""
+        async with self.lock:
+            await self._ownership.check()
+            self._manifests_since_full = MANIFESTS_PER_FULL
+            await self._consolidate()
+
     async def _consolidate(self) -> None:
         """Once in a while write the whole catalog as a full manifest, and remove those before it.
 

@@ -28,6 +28,7 @@ from millstream.shard.feed import Feed
 from millstream.shard.flusher import Flusher, FlushLimits
 from millstream.shard.listeners import Listeners
 from millstream.shard.listing import Listing
+from millstream.shard.manifest_watch import ManifestWatch
 from millstream.shard.names import Names
 from millstream.shard.ownership import Ownership
 from millstream.shard.parts import ShardParts
@@ -163,6 +164,7 @@ class Shard:
             leftover_age_seconds=leftover_age_seconds,
         )
         self.scrubber = Scrubber(parts, scrub_limits)
+        self.manifest_watch = ManifestWatch(parts, self.flusher)
         self.compaction = Compaction(parts, self.flusher, self._reclaimer)
         # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.
         self.is_current: Callable[[], bool] = lambda: True
@@ -188,6 +190,7 @@ class Shard:
             start("flush", self.flusher.run_forever, is_vital=True),
             start("reclaim", self._reclaimer.run_forever),
             start("scrub", self.scrubber.run_forever),
+            start("manifests", self.manifest_watch.run_forever),
             start("compaction sweep", self.compaction.sweep_forever),
         ]
 

@@ -17,7 +17,7 @@ replaced does not count. `find_chain` is the one place that decides which manife
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ from millstream.streams.records import SegmentRef
 from millstream.tiers.checked import Checked, seal, unseal
 
 FORMAT: Final = 4
+
+T = TypeVar("T")
 
 
 class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -92,6 +94,28 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     previous: bytes = b""
     # What changed of producers, by incarnation.
     producers: list[tuple[int, dict[str, ProducerState]]] = []
+
+
+class _Skimmed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A manifest of which only what a chain needs is decoded: the rest may be very much."""
+
+    format: int
+    shard: int
+    first: int
+    through: int
+    at_ms: int
+    part: int
+    parts: int
+    flushes: msgspec.Raw
+    removed_segments: msgspec.Raw
+    streams: msgspec.Raw
+    removed_streams: msgspec.Raw
+    trimmed: msgspec.Raw
+    singletons: msgspec.Raw
+    replacements: msgspec.Raw = msgspec.Raw()
+    retired: msgspec.Raw = msgspec.Raw()
+    epoch: int = 0
+    previous: bytes = b""
 
 
 class ColdView:
@@ -173,6 +197,7 @@ class Chain(NamedTuple):
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _FORMAT: Final = msgspec.msgpack.Decoder(ManifestFormat)
 _MANIFEST: Final = msgspec.msgpack.Decoder(Manifest)
+_SKIMMED: Final = msgspec.msgpack.Decoder(_Skimmed)
 _NOTES: Final = msgspec.msgpack.Decoder(list[FeedNote])
 
 
@@ -196,17 +221,27 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
 def read_manifest(data: bytes, path: str) -> tuple[Manifest, ManifestHead]:
     """A manifest, and what a chain needs of it."""
     checked = unseal(data, path)
+    manifest = _decode(_MANIFEST, checked, path)
+    return manifest, _head(path, manifest, checked)
+
+
+def read_head(data: bytes, path: str) -> ManifestHead:
+    """Only what a chain needs of a manifest, of which every byte is compared with its digest all the same."""
+    checked = unseal(data, path)
+    return _head(path, _decode(_SKIMMED, checked, path), checked)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], checked: Checked, path: str) -> T:
     try:
         found = _FORMAT.decode(checked.content).format
         if found != FORMAT:
             raise OtherFormat(f"the manifest {path}", found=found, known=FORMAT)
-        manifest = _MANIFEST.decode(checked.content)
+        return decoder.decode(checked.content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"the manifest {path} cannot be read: {error}", code="object_damaged") from None
-    return manifest, _head(path, manifest, checked)
 
 
-def _head(path: str, manifest: Manifest, checked: Checked) -> ManifestHead:
+def _head(path: str, manifest: Manifest | _Skimmed, checked: Checked) -> ManifestHead:
     return ManifestHead(
         path,
         manifest.first,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import Corrupt, OtherFormat
+from millstream.protocol.producers import ProducerState
 from millstream.streams.records import SegmentRef
 from millstream.tiers.checked import seal
 from millstream.tiers.manifests import (
@@ -19,16 +20,20 @@ from millstream.tiers.manifests import (
     ManifestFlush,
     ManifestHead,
     ManifestStream,
+    Replacement,
     decode_manifest,
     decode_notes,
     encode_manifest,
     encode_notes,
     find_chain,
+    read_head,
+    read_manifest,
 )
 
 NUMBERS = st.integers(0, 2**60)
 TEXTS = st.text(max_size=20)
 SEGMENTS = st.builds(SegmentRef, TEXTS, TEXTS, *[NUMBERS] * 10)
+PRODUCERS = st.builds(ProducerState, NUMBERS, NUMBERS, NUMBERS)
 MANIFESTS = st.builds(
     Manifest,
     st.just(FORMAT),
@@ -47,6 +52,11 @@ MANIFESTS = st.builds(
     st.lists(st.tuples(NUMBERS, st.binary(max_size=20)), max_size=3),
     st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3),
     st.dictionaries(TEXTS, st.binary(max_size=20), max_size=3),
+    st.lists(st.builds(Replacement, st.lists(TEXTS, max_size=3), st.lists(SEGMENTS, max_size=2)), max_size=2),
+    st.lists(TEXTS, max_size=3),
+    NUMBERS,
+    st.binary(max_size=16),
+    st.lists(st.tuples(NUMBERS, st.dictionaries(TEXTS, PRODUCERS, max_size=2)), max_size=2),
 )
 NOTES = st.lists(st.builds(FeedNote, TEXTS, NUMBERS, TEXTS, TEXTS, NUMBERS, NUMBERS, TEXTS), max_size=5)
 
@@ -54,6 +64,29 @@ NOTES = st.lists(st.builds(FeedNote, TEXTS, NUMBERS, TEXTS, TEXTS, NUMBERS, NUMB
 @given(MANIFESTS)
 def test_any_manifest_survives_the_round_trip(manifest: Manifest) -> None:
     assert decode_manifest(encode_manifest(manifest), "p") == manifest
+
+
+@given(MANIFESTS)
+def test_the_head_of_a_manifest_is_the_same_whether_the_rest_is_decoded_or_not(manifest: Manifest) -> None:
+    encoded = encode_manifest(manifest)
+    head = read_head(encoded, "p")
+    assert head == read_manifest(encoded, "p")[1]
+    assert (head.first, head.through, head.epoch, head.previous) == (
+        manifest.first,
+        manifest.through,
+        manifest.epoch,
+        manifest.previous,
+    )
+
+
+@given(MANIFESTS, st.data())
+def test_the_head_of_a_damaged_manifest_is_refused(manifest: Manifest, data: st.DataObject) -> None:
+    encoded = bytearray(encode_manifest(manifest))
+    with pytest.raises(Corrupt, match="the-path"):
+        read_head(bytes(encoded[: data.draw(st.integers(0, len(encoded) - 1))]), "the-path")
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(Corrupt, match="the-path"):
+        read_head(bytes(encoded), "the-path")
 
 
 @given(NOTES)
