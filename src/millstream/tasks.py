@@ -15,6 +15,7 @@ from typing import Any, Final
 logger = logging.getLogger("millstream.tasks")
 
 AGAIN_SECONDS: Final = 0.5
+TOLD_MAX: Final = 20
 # Before a failed task is started again: at first, and at most.
 PAUSE_SECONDS: Final = (1.0, 60.0)
 # So long, or as long as its last pause, a task must run to count as healthy again.
@@ -109,14 +110,19 @@ async def end(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel the tasks and wait until each has ended, however it ends.
 
     One cancellation is not always enough: `asyncio.wait_for` of Python 3.11 drops one that arrives together with the
-    result it waits for, and client libraries use it as well. A task that took no notice is told again.
+    result it waits for, and client libraries use it as well. A task that took no notice is told again, but not for
+    ever: one that does not end must not keep a server from stopping.
     """
     given = {task for task in tasks if task is not None}
     pending = given
-    while pending:
+    for _ in range(TOLD_MAX):
+        if not pending:
+            break
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
-    for task in given:
+    for task in pending:
+        logger.error("the task %s takes no notice that it is to end; nobody waits for it", task.get_name())
+    for task in given - pending:
         if not task.cancelled():
             task.exception()  # looked at, so that it is not reported as forgotten

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import pairwise
 
 import pytest
 
+from millstream import tasks
 from millstream.tasks import PAUSE_SECONDS, STEADY_SECONDS, Supervisor, end
 from support.fake_time import FakeClock, run, turns
 
@@ -32,6 +34,31 @@ def test_a_task_that_swallows_a_cancellation_ends_all_the_same() -> None:
 
     asyncio.run(scenario())
     assert told == 2
+
+
+def test_a_task_that_never_ends_is_given_up_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.01)
+    is_over = False
+
+    async def deaf() -> None:
+        while not is_over:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        nonlocal is_over
+        task = asyncio.create_task(deaf(), name="deaf")
+        await asyncio.sleep(0)
+        await asyncio.wait_for(end(task), 10)
+        assert not task.done()
+        is_over = True
+        task.cancel()
+        await task
+
+    asyncio.run(scenario())
+    assert "the task deaf takes no notice" in caplog.text
 
 
 def test_tasks_that_fail_end_quietly_and_there_may_be_none() -> None:

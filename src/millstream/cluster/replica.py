@@ -43,6 +43,7 @@ RETRY_SECONDS: Final = 0.2
 REFUSED_SECONDS: Final = 5.0
 APPLY_SLICE: Final = 32
 DRAIN_SECONDS: Final = 5.0
+UNSUBSCRIBE_SECONDS: Final = 1.0
 
 _TOUCHES: Final = msgspec.msgpack.Decoder(dict[int, int])
 
@@ -139,7 +140,8 @@ class Replica:
         """Follow no more and close the shard, whatever state it is in."""
         await end(*self._tasks)
         self._tasks = []
-        await self._link.ask(self._unsubscribe())
+        with contextlib.suppress(Unavailable):  # a link that takes nothing any more ends with the node
+            await self._link.ask(self._unsubscribe(), UNSUBSCRIBE_SECONDS)
         await self.shard.stop(timeout_seconds)
 
     async def hand_over(

@@ -13,7 +13,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 REQUEST_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 2.0
 WAITING_SECONDS: Final = 5.0
 RECONNECT_SECONDS: Final = 0.25
 ASK_AGAIN_SECONDS: Final = 0.2
@@ -86,6 +87,7 @@ class BrokerLink:
         self.on_reconnect: list[Callable[[], None]] = []
         self._last_error = "no answer yet"
         self._turned_away: asyncio.Future[None] | None = None
+        self._is_closed = False
         self._thread.start()
 
     def _run(self) -> None:
@@ -95,24 +97,49 @@ class BrokerLink:
     # -- from other threads ----------------------------------------------------------------------------------
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._is_closed:  # nothing would ever run it, and whoever waits for it would wait for ever
+            work.close()
+            raise _closed()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Run a coroutine on the link's loop and wait for it here."""
-        return self.submit(work).result(seconds)
+        """Run a coroutine on the link's loop and wait for it here, at most so long, and until the link is closed."""
+        future = self.submit(work)
+        try:
+            return future.result(seconds)
+        except TimeoutError as error:
+            future.cancel()
+            raise _unreachable(error) from None
+        except CancelledError:
+            raise _closed() from None
 
-    def ask(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    def ask(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> Awaitable[T]:
         """The same for callers that have a loop themselves."""
-        return asyncio.wrap_future(self.submit(work))
+        return asyncio.wrap_future(self.submit(work if seconds is None else self._within(work, seconds)))
+
+    @staticmethod
+    async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
+        try:
+            return await asyncio.wait_for(work, seconds)
+        except TimeoutError as error:
+            raise _unreachable(error) from None
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self.wait(self._close(), CONNECT_SECONDS)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(CONNECT_SECONDS)
+        """Let go of the broker. Whoever still waits for an answer hears that there will be none."""
+        if not self._is_closed:
+            self._is_closed = True
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(CONNECT_SECONDS)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(CONNECT_SECONDS)
 
     async def _close(self) -> None:
-        await self.client.close()
+        # A client that was never connected fails to close, and one whose broker hangs does not end: those who wait for
+        # an answer must hear that there is none all the same.
+        try:
+            await asyncio.wait_for(self.client.close(), CLOSE_SECONDS)
+        except Exception as error:
+            logger.debug("the broker's client did not close in order: %r", error)
         await end(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
 
     # -- on the link's loop ----------------------------------------------------------------------------------
@@ -334,6 +361,10 @@ def _stored(message: Msg) -> Stored | None:
     if "Status" in headers or "Nats-Sequence" not in headers:
         return None
     return Stored(int(headers["Nats-Sequence"]), headers, message.data)
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the connection to the broker is closed: this node stops", code="broker_unavailable")
 
 
 def _unreachable(error: BaseException) -> Unavailable:

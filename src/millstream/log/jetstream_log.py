@@ -37,6 +37,9 @@ WINDOW_DEFAULT: Final = 2
 ACKNOWLEDGE_SECONDS: Final = 1.0
 RESOLVE_PAUSE_SECONDS: Final = 0.1
 RESTART_SECONDS: Final = (0.1, 5.0)
+# A wait on the event loop of the server, and one on the thread of its flushes.
+START_SECONDS: Final = 5.0
+PURGE_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
 WINDOW_MAX: Final = 32
 LOOK_BACK: Final = 2 * WINDOW_MAX
@@ -130,6 +133,7 @@ class JetStreamLog:
         self._trouble = asyncio.Event()
         self._is_resolving = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._purging: asyncio.Task[Any] | None = None
 
     @property
     def exists(self) -> bool:
@@ -234,7 +238,7 @@ class JetStreamLog:
     def start(self, first_position: int, deliver: Callable[..., object]) -> None:
         """Write from here on, right behind what was read last; somebody who is ahead makes the first append fail."""
         self._deliver = deliver
-        self._link.wait(self._start())
+        self._link.wait(self._start(), START_SECONDS)
 
     async def _start(self) -> None:
         if not self._subscriptions:
@@ -418,23 +422,29 @@ class JetStreamLog:
         if len(self._trims) == self._trims.maxlen:
             try:
                 self.purge(self._trims[0])
-            except (MillstreamError, TimeoutError) as error:
+            except MillstreamError as error:
                 logger.warning("the log could not be trimmed; the next flush tries again: %s", error)
 
     def purge(self, position: int) -> None:
         """Forget batches that end at or before a position, but for those that tell whose fence holds there."""
-        self._link.wait(self._purge(position))
+        self._link.wait(self._purge(position), PURGE_SECONDS)
 
     async def _purge(self, position: int) -> None:
+        self._purging = asyncio.current_task()
         first, last = await self.bounds()
         sequence = min(await self.sequence_of(position), last) - LOOK_BACK
         if sequence > first:
             await self._link.call(f"STREAM.PURGE.{self.names.stream}", {"seq": sequence})
 
     def close(self) -> None:
-        self._link.wait(self._close(), CLOSE_SECONDS + 5.0)
+        """Let go, within seconds: what a broker that does not answer was asked is given up."""
+        try:
+            self._link.wait(self._close(), 2 * CLOSE_SECONDS)
+        except MillstreamError as error:
+            logger.warning("%s could not be left in order: %s", self.names.stream, error)
 
     async def _close(self) -> None:
+        await end(self._purging)  # the flush's thread waits for it
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_SECONDS
         while self._in_flight and loop.time() < deadline:

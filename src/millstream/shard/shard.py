@@ -280,7 +280,7 @@ class Shard:
             logger.warning("the last flush failed, the log keeps everything: %s", error)
         finally:
             self._splitting.close()
-            self._log.close()
+            await asyncio.to_thread(self._log.close)  # it may wait for a broker or a disk, and other shards stop too
             self.flusher.close()
             self.cold.close()
             self._catalog.close()

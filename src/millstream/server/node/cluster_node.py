@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import signal
@@ -32,7 +33,9 @@ from millstream.server.http.limits import read_limits
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.cluster_checks import check_cluster, claim_directory
 from millstream.server.node.run import (
+    FORCE_SECONDS,
     DataDirectory,
+    end_by_force,
     flush_limits,
     object_store_settings,
     open_gate,
@@ -59,6 +62,7 @@ BALANCE_SECONDS: Final = 1.0
 BALANCE_STABLE_ROUNDS: Final = 5
 OPENED_AT_ONCE: Final = 8
 RESTORE_ATTEMPTS: Final = 5
+MEMBERSHIP_STOP_SECONDS: Final = 1.0
 RECORD_MARGIN_BYTES: Final = 64 << 10
 # What a start makes in an empty data directory before the node has joined its cluster.
 MADE_AT_START: Final = ("node.json", "broker")
@@ -97,8 +101,13 @@ class ClusterNode:
         """Start everything; waits for a majority of the brokers. Whatever ends it, nothing is left running."""
         loop = asyncio.get_running_loop()
         starting = loop.create_task(self._start())
+
+        def give_up() -> None:
+            end_by_force(self.config.server.stop_timeout + FORCE_SECONDS)
+            starting.cancel()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, starting.cancel)
+            loop.add_signal_handler(number, give_up)
         try:
             return await starting
         except asyncio.CancelledError:
@@ -498,7 +507,8 @@ class ClusterNode:
             self._app.close()
         if self._link is not None:
             if self._membership is not None:
-                await self._link.ask(self._membership.stop())
+                with contextlib.suppress(Unavailable):
+                    await self._link.ask(self._membership.stop(), MEMBERSHIP_STOP_SECONDS)
             await asyncio.to_thread(self._link.close)
         if self._broker is not None:
             await self._broker.stop()

@@ -465,11 +465,11 @@ async def serve(
     for path in pages.paths if pages is not None else []:
         announce(f"an example to try: http://{f'[{host}]' if ':' in host else host}:{port}{path}")
     await stopped.wait()
-    await housekeeping.stop()
     deadline = loop.time() + config.server.stop_timeout
     end_by_force(config.server.stop_timeout + FORCE_SECONDS)
     logger.info("stopping: no more connections, requests finish, live reads end")
     app.health.is_stopping = True
+    await housekeeping.stop()
     try:
         async with asyncio.timeout(config.server.stop_timeout * RETIRE_SHARE):
             await node.retire()

@@ -21,7 +21,7 @@ from millstream.tiers.objects import CREDENTIAL_VARIABLES
 logger = logging.getLogger("millstream.housekeeping")
 
 LONGEST_SECONDS: Final = 6 * 3600.0
-STOP_SECONDS: Final = 5.0
+STOP_SECONDS: Final = 2.0
 OUTPUT_BYTES_MAX: Final = 64 << 10
 
 
