@@ -28,6 +28,8 @@ REPLACEMENTS: Final = {
     "AsyncIdempotentProducer": "IdempotentProducer",
     "AsyncPool": "Pool",
     "AsyncStream": "Stream",
+    "AsyncValue": "Value",
+    "AsyncValues": "Values",
     "async_connections": "connections",
     "async_driver": "sync_driver",
     "async_producer": "sync_producer",

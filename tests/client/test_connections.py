@@ -120,6 +120,14 @@ def test_redirects_lead_writers_and_followers_to_the_other_server(connect: Conne
     assert all(b"authorization: Bearer secret" in request for request in seen)
 
 
+def test_an_append_that_must_be_written_once_is_repeated(connect: Connect) -> None:
+    answer = b"HTTP/1.1 204 No Content\r\nproducer-seq: 0\r\nconnection: close\r\n\r\n"
+    with fake_server(hanging_up, saying(answer)) as (url, seen):
+        assert connect(url).stream("a").append(b"x", content_type="text/plain", once=True).duplicate
+    producers = [line for request in seen for line in request.split(b"\r\n") if line.startswith(b"producer-id: once-")]
+    assert len(producers) == 2 and producers[0] == producers[1]
+
+
 def test_an_append_without_an_answer_is_unknown_and_not_repeated(connect: Connect) -> None:
     with fake_server(hanging_up) as (url, seen):
         with pytest.raises(OutcomeUnknown) as unknown:

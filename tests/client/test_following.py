@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from millstream.client import Client, NotFound, OffsetTrimmed
+from millstream.client import AsyncClient, Client, NotFound, OffsetTrimmed
+from millstream.client.live import Mode
 from support.clients import Connect
 from support.server import ServerProcess
 
@@ -142,3 +144,58 @@ def test_a_follower_outlasts_kills_and_restarts(connect: Connect, tmp_path: Path
         follower.join(60)
         assert not follower.is_alive()
         assert seen == list(range(2000)) == list(stream.read_json())
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll", "auto"])
+def test_a_follower_may_stop_at_the_end(bucket: Any, mode: str) -> None:
+    stream = bucket.stream(f"until-{mode}")
+    stream.create(content_type=JSON)
+    assert list(stream.follow(mode=mode, until_up_to_date=True)) == []
+    stream.append([1, 2])
+    following = stream.follow(mode=mode, until_up_to_date=True)
+    assert [value for chunk in following for value in chunk.json()] == [1, 2]
+    assert following.up_to_date and not following.closed and following.offset == stream.head().next_offset
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+def test_a_follower_may_stop_after_a_time(connect: Connect, server: ServerProcess, mode: str) -> None:
+    """Here the server keeps live reads open for a minute, so the wait itself is cut short."""
+    stream = connect(server.url).stream("a/timed", content_type=JSON)
+    stream.create(content_type=JSON, body=[1])
+    begun = time.monotonic()
+    following = stream.follow(mode=mode, timeout=0.4)
+    assert [chunk.json() for chunk in following] == [[1]]
+    assert 0.3 < time.monotonic() - begun < 5
+    assert list(following) == []
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+def test_another_thread_may_stop_a_follower_that_waits(server: ServerProcess, mode: Mode) -> None:
+    with Client(server.url) as client:
+        stream = client.stream("a/stopped", content_type=JSON)
+        stream.create(content_type=JSON)
+        following = stream.follow(mode=mode)
+        stopper = threading.Timer(0.4, following.close)
+        stopper.start()
+        begun = time.monotonic()
+        assert list(following) == []
+        assert time.monotonic() - begun < 5
+        stopper.join()
+        stream.append([1])
+        assert [chunk.json() for chunk in stream.follow(mode=mode, until_up_to_date=True)] == [[1]]
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+def test_another_task_may_stop_a_follower_that_waits(server: ServerProcess, mode: Mode) -> None:
+    async def main() -> None:
+        async with AsyncClient(server.url) as client:
+            stream = client.stream("a/stopped", content_type=JSON)
+            await stream.create(content_type=JSON)
+            following = stream.follow(mode=mode)
+            asyncio.get_running_loop().call_later(0.4, following.close)
+            async with asyncio.timeout(5):
+                assert [chunk async for chunk in following] == []
+            await stream.append([1])
+            assert [chunk.json() async for chunk in stream.follow(mode=mode, until_up_to_date=True)] == [[1]]
+
+    asyncio.run(main())

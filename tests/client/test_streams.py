@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from millstream.client import (
+    AsyncClient,
+    AsyncStream,
     BadRequest,
     Conflict,
+    ConnectionFailed,
     NotFound,
     OffsetTrimmed,
     PayloadTooLarge,
@@ -16,8 +20,10 @@ from millstream.client import (
     Producer,
     ProducerFenced,
     SequenceGap,
+    Stream,
     StreamClosed,
 )
+from support.server import ServerProcess
 
 JSON = "application/json"
 
@@ -243,3 +249,79 @@ def test_refusals_keep_the_servers_words(bucket: Any) -> None:
 def test_the_server_tells_of_itself(client: Any) -> None:
     assert client.health()["status"] == "ok"
     assert client.stats()["backpressure"] is False
+
+
+def test_a_stream_is_named_by_its_url(client: Any, bucket: Any, shared_server: ServerProcess) -> None:
+    url = f"{shared_server.url}/v1/stream/{bucket.name}/by url"
+    stream = client.stream(url)
+    assert stream.create(content_type=JSON, body=[1]).is_new
+    with client.producer(url, "p") as producer:
+        producer.append(2)
+    assert list(stream.read_json()) == list(client.stream(f"{bucket.name}/by url").read_json()) == [1, 2]
+    fork = client.stream(f"{bucket.name}/fork")
+    fork.create(fork_from=stream)
+    assert list(fork.read_json()) == [1, 2]
+    with pytest.raises(BadRequest, match="is not on"):
+        client.stream("http://elsewhere.example/stream")
+
+
+def test_a_url_alone_is_a_stream(bucket: Any, shared_server: ServerProcess) -> None:
+    url = f"{shared_server.url}/{bucket.name}/alone"
+    with Stream(url, headers={"x-reason": "test"}) as stream:
+        stream.create(content_type=JSON)
+        stream.append({"a": 1})
+        assert str(stream) == url and [chunk.json() for chunk in stream.follow(until_up_to_date=True)] == [[{"a": 1}]]
+    with pytest.raises(ConnectionFailed, match="closed"):
+        stream.head()
+
+    async def main() -> list[Any]:
+        async with AsyncStream(url) as same:
+            return [value async for value in same.read_json()]
+
+    assert asyncio.run(main()) == [{"a": 1}]
+
+
+def test_an_append_that_must_be_written_once_is_a_producers(bucket: Any) -> None:
+    stream = bucket.stream("once")
+    stream.create(content_type=JSON)
+    for number in range(3):
+        assert not stream.append([number], once=True).duplicate
+    assert stream.append([3], once=True, close=True).closed
+    assert list(stream.read_json()) == [0, 1, 2, 3]
+    with pytest.raises(BadRequest, match="written once anyway"):
+        stream.append([4], once=True, producer=Producer("p", 0, 0))
+
+
+def test_a_producer_may_end_a_stream_with_a_last_message(client: Any, bucket: Any) -> None:
+    stream = bucket.stream("final")
+    stream.create(content_type=JSON)
+    producer = client.producer(stream, "p", batch_messages=2, linger=60.0)
+    for number in range(5):
+        producer.append(number)
+    producer.close(final={"last": True})
+    producer.close()
+    info = stream.head()
+    assert info.closed and list(stream.read_json()) == [0, 1, 2, 3, 4, {"last": True}]
+    other = bucket.stream("detached")
+    other.create()
+    producer = client.producer(other, "p")
+    producer.append(b"x")
+    producer.detach()
+    assert not other.head().closed and other.read_all() == b"x"
+
+
+def test_functions_may_be_coroutines_for_the_async_client(bucket: Any, shared_server: ServerProcess) -> None:
+    asked: list[str] = []
+
+    async def token() -> str:
+        asked.append("token")
+        return "secret"
+
+    async def main() -> None:
+        async with AsyncClient(shared_server.url, token, headers={"x-number": token}) as client:
+            stream = client.stream(f"{bucket.name}/awaited")
+            await stream.create(content_type=JSON, body=[1])
+            assert [chunk.json() async for chunk in stream.follow(until_up_to_date=True)] == [[1]]
+
+    asyncio.run(main())
+    assert len(asked) >= 4

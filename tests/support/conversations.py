@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Send, Settings, settings_of
+from millstream.client.conversation import (
+    Conversation,
+    Emit,
+    Evaluate,
+    Open,
+    Pause,
+    Receive,
+    Send,
+    Settings,
+    settings_of,
+)
 from millstream.client.errors import ClientError, ConnectionFailed
 from millstream.client.messages import Request, Response
 
@@ -54,6 +64,8 @@ class Script:
                     result = self._answers.pop(0)
                 elif isinstance(step, Pause):
                     self.pauses.append(step.seconds)
+                elif isinstance(step, Evaluate):
+                    result = step.function()
                 else:
                     raise AssertionError(step)
         except StopIteration as stop:

@@ -36,7 +36,7 @@ from millstream.client.errors import (
     Unauthorized,
     Unavailable,
 )
-from millstream.client.messages import Request
+from millstream.client.messages import AsyncValue, AsyncValues, Request, Value, Values
 from millstream.client.results import (
     Appended,
     Bootstrap,
@@ -52,6 +52,7 @@ from millstream.client.results import (
     StreamEntry,
     StreamInfo,
 )
+from millstream.client.retries import RetryPolicy
 from millstream.client.sync_client import Bucket, Client, Stream
 from millstream.client.sync_driver import Following
 from millstream.client.sync_producer import IdempotentProducer
@@ -86,6 +87,8 @@ __all__ = [
     "AsyncFollowing",
     "AsyncIdempotentProducer",
     "AsyncStream",
+    "AsyncValue",
+    "AsyncValues",
     "BadAnswer",
     "BadRequest",
     "Bootstrap",
@@ -114,6 +117,7 @@ __all__ = [
     "RawFeedPage",
     "Readiness",
     "Request",
+    "RetryPolicy",
     "SequenceGap",
     "ServerError",
     "Snapshot",
@@ -124,4 +128,6 @@ __all__ = [
     "TooManyRequests",
     "Unauthorized",
     "Unavailable",
+    "Value",
+    "Values",
 ]

@@ -10,9 +10,10 @@ from millstream.client import calls
 from millstream.client.async_connections import AsyncPool
 from millstream.client.async_driver import AsyncFollowing, run
 from millstream.client.async_producer import AsyncIdempotentProducer
-from millstream.client.conversation import Call, converse, settings_of
-from millstream.client.errors import Conflict
+from millstream.client.conversation import Call, Settings, converse, parse_url, settings_of
+from millstream.client.errors import BadRequest, Conflict
 from millstream.client.live import Mode, Position, feed_items, follow, follow_feed
+from millstream.client.messages import AsyncValue, AsyncValues
 from millstream.client.producing import ProducerOptions, ProducerState
 from millstream.client.results import (
     Appended,
@@ -44,26 +45,46 @@ class AsyncClient:
     def __init__(
         self,
         url: str | Sequence[str],
-        token: str | None = None,
+        token: AsyncValue | None = None,
         *,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
         timeout: float = 30.0,
         live_timeout: float = 90.0,
-        retries: int = 8,
-        patience: int = 150,
+        retries: int | RetryPolicy = 8,
+        patience: int | RetryPolicy = 150,
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `timeout` bounds
-        every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times at
-        most, what followers and producers do `patience` times in a row."""
+        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `headers` and `params`
+        go with every request; they and the token may be functions, which are called for each request. `timeout`
+        bounds every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times
+        at most, what followers and producers do `patience` times in a row; a RetryPolicy says more."""
         self.url = url if isinstance(url, str) else ",".join(url)
-        self._settings = settings_of(url, token, retries, patience, clock or SystemClock())
+        settings = settings_of(url, token, retries, patience, clock or SystemClock())
+        self._settings = settings.adding(headers, params)
         self._pool = AsyncPool(timeout, live_timeout, ssl_context)
 
-    def stream(self, path: str | None = None, *, bucket: str | None = None, name: str | None = None) -> AsyncStream:
+    def stream(
+        self,
+        path: str | None = None,
+        *,
+        bucket: str | None = None,
+        name: str | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
+        content_type: str | None = None,
+    ) -> AsyncStream:
         """A handle on a stream; nothing is sent. `stream("a/b")` is /v1/stream/a/b; `stream(bucket="team", name="b")`
-        is /team/b, in a bucket that must have been created."""
-        return AsyncStream(self, calls.address_of(path, bucket=bucket, name=name))
+        is /team/b, in a bucket that must have been created; `stream("http://…")` is the stream at that URL, on a server
+        of this client. A content type that is known need not be asked for."""
+        if path is not None and calls.is_url(path):
+            address: calls.Address | calls.UrlAddress = calls.url_address(path)
+            if not self._settings.places.include(parse_url(calls.origin_of(path)).origin):
+                raise BadRequest(f"{path!r} is not on {self.url}", hint="make a Stream of the URL itself")
+        else:
+            address = calls.address_of(path, bucket=bucket, name=name)
+        return AsyncStream(address, self, headers=headers, params=params, content_type=content_type)
 
     def bucket(self, name: str) -> AsyncBucket:
         return AsyncBucket(self, name)
@@ -76,19 +97,23 @@ class AsyncClient:
         *,
         linger: float = 0.005,
         batch_bytes: int = 256 << 10,
+        batch_messages: int | None = None,
         in_flight: int = 4,
         buffer_bytes: int = 32 << 20,
         concatenate: bool = False,
         claim: bool = False,
         content_type: str | None = None,
     ) -> AsyncIdempotentProducer:
-        """A producer on an existing stream. Messages gather for `linger` seconds or until there are `batch_bytes` of
-        them, `in_flight` batches are on their way at once, and `append` waits while `buffer_bytes` are unacknowledged.
-        `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and repeats nothing."""
-        options = ProducerOptions(id, epoch, linger, batch_bytes, in_flight, buffer_bytes, concatenate, claim)
+        """A producer on an existing stream. Messages gather for `linger` seconds or until there are `batch_bytes` or
+        `batch_messages` of them, `in_flight` batches are on their way at once, and `append` waits while `buffer_bytes`
+        are unacknowledged. `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and
+        repeats nothing."""
+        options = ProducerOptions(
+            id, epoch, linger, batch_bytes, in_flight, buffer_bytes, concatenate, claim, batch_messages
+        )
         handle = self.stream(stream) if isinstance(stream, str) else stream
         state = ProducerState(options, content_type or handle._content_type)
-        return AsyncIdempotentProducer(handle.path, state, self._settings, self._pool)
+        return AsyncIdempotentProducer(handle.path, state, handle._settings, self._pool)
 
     async def health(self) -> dict[str, Any]:
         return await self.call(calls.document("/healthz"))
@@ -110,6 +135,9 @@ class AsyncClient:
         attempts = Attempts(policy, self._settings.clock, can_repeat=call.can_repeat) if policy is not None else None
         return await run(converse(call, self._settings, attempts), self._pool)
 
+    async def _converse(self, call: Call[T], settings: Settings) -> T:
+        return await run(converse(call, settings), self._pool)
+
     async def close(self) -> None:
         await self._pool.close()
 
@@ -121,27 +149,57 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _follow(self, path: str, position: Position, mode: Mode, content_type: str | None) -> AsyncFollowing[Chunk]:
-        return AsyncFollowing(follow(path, position, mode, content_type, self._settings), self._pool, position)
-
     def _follow_feed(self, bucket: str, position: Position, prefix: str, mode: Mode) -> AsyncFollowing[FeedPage]:
         return AsyncFollowing(follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
 
 
 class AsyncStream:
-    """A handle on one stream. It remembers the stream's content type, which never changes, and nothing else."""
+    """A handle on one stream. It remembers the stream's content type, which never changes, and nothing else.
 
-    def __init__(self, client: AsyncClient, address: calls.Address) -> None:
-        self._client = client
-        self._address = address
-        self._content_type: str | None = None
-        self.path = address.path
+    `Stream("http://host/any/path")` is a stream at any URL of any server, over connections of its own: leaving a `with`
+    block or `disconnect` gives them up. Every method takes `headers` and `params` for its own requests.
+    """
+
+    def __init__(
+        self,
+        url: str | calls.Address | calls.UrlAddress,
+        client: AsyncClient | None = None,
+        *,
+        token: AsyncValue | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
+        content_type: str | None = None,
+    ) -> None:
+        self._address = calls.url_address(url) if isinstance(url, str) else url
+        if client is not None and token is not None:
+            raise BadRequest("the token is the client's", hint="pass it to the client")
+        self._owns_client = client is None
+        self._client = AsyncClient(calls.origin_of(str(self._address)), token) if client is None else client
+        self._settings = self._client._settings.adding(headers, params)
+        self._content_type = content_type
+        self.path = self._address.path
 
     def __str__(self) -> str:
         return str(self._address)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+    async def disconnect(self) -> None:
+        """Close the connections of a stream that was made of a URL; the stream itself stays as it is."""
+        if self._owns_client:
+            await self._client.close()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.disconnect()
+
+    async def _call(self, call: Call[T], headers: AsyncValues | None = None, params: AsyncValues | None = None) -> T:
+        return await self._client._converse(call, self._settings.adding(headers, params))
 
     async def create(
         self,
@@ -155,23 +213,24 @@ class AsyncStream:
         fork_offset: str | None = None,
         fork_sub_offset: int | None = None,
         only_if_absent: bool = False,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
     ) -> Created:
         """Create the stream; one that exists with the same configuration is as good, unless `only_if_absent`."""
         source = self._client.stream(fork_from) if isinstance(fork_from, str) else fork_from
-        created = await self._client.call(
-            calls.create(
-                self._address,
-                content_type=content_type,
-                ttl=ttl,
-                expires_at=expires_at,
-                closed=closed,
-                body=body,
-                fork_from=source.path if source is not None else None,
-                fork_offset=fork_offset,
-                fork_sub_offset=fork_sub_offset,
-                only_if_absent=only_if_absent,
-            )
+        call = calls.create(
+            self._address,
+            content_type=content_type,
+            ttl=ttl,
+            expires_at=expires_at,
+            closed=closed,
+            body=body,
+            fork_from=source._address.header if source is not None else None,
+            fork_offset=fork_offset,
+            fork_sub_offset=fork_sub_offset,
+            only_if_absent=only_if_absent,
         )
+        created = await self._call(call, headers, params)
         self._content_type = created.content_type
         return created
 
@@ -181,26 +240,46 @@ class AsyncStream:
         *,
         seq: str | None = None,
         producer: Producer | None = None,
+        once: bool = False,
         close: bool = False,
         if_match: str | None = None,
         content_type: str | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
     ) -> Appended:
         """Append durably. Bytes go as they are; on a JSON stream any other value is encoded, and a list is several
-        messages. Without `producer` an append whose answer is lost raises OutcomeUnknown instead of being repeated."""
+        messages. An append whose answer is lost raises OutcomeUnknown instead of being repeated, unless it is a
+        `producer`'s. With `once` it is that of a producer of its own, which the server remembers."""
+        if once:
+            if producer is not None:
+                raise BadRequest("an append with a producer is written once anyway")
+            producer = Producer(f"once-{self._settings.clock.random_bytes(16).hex()}", 0, 0)
         kind = content_type or await self.content_type()
         body = calls.encode_body(data, kind)
-        return await self._client.call(
-            calls.append(self.path, body, kind, seq=seq, producer=producer, close=close, if_match=if_match)
-        )
+        call = calls.append(self.path, body, kind, seq=seq, producer=producer, close=close, if_match=if_match)
+        return await self._call(call, headers, params)
 
-    async def close(self, *, producer: Producer | None = None) -> Appended:
+    async def close(
+        self,
+        *,
+        producer: Producer | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
+    ) -> Appended:
         """No more can be appended; readers learn where the end is. Closing twice is as good as once."""
-        return await self._client.call(calls.append(self.path, b"", None, producer=producer, close=True))
+        return await self._call(calls.append(self.path, b"", None, producer=producer, close=True), headers, params)
 
-    async def read(self, offset: str = "-1", *, max_bytes: int | None = None) -> AsyncIterator[Chunk]:
+    async def read(
+        self,
+        offset: str = "-1",
+        *,
+        max_bytes: int | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
+    ) -> AsyncIterator[Chunk]:
         """Everything from an offset up to the end as it is when that is reached, chunk by chunk."""
         while True:
-            chunk = await self._client.call(calls.read(self.path, offset, max_bytes))
+            chunk = await self._call(calls.read(self.path, offset, max_bytes), headers, params)
             yield chunk
             if chunk.up_to_date:
                 return
@@ -217,12 +296,29 @@ class AsyncStream:
         """The bytes of a stream that is not JSON, in one piece."""
         return b"".join([chunk.data async for chunk in self.read(offset)])
 
-    def follow(self, offset: str = "-1", mode: Mode = "auto") -> AsyncFollowing[Chunk]:
-        """Everything from an offset on, as it is appended, until the stream is closed. `now` starts at its end."""
-        return self._client._follow(self.path, Position(offset), mode, self._content_type)
+    def follow(
+        self,
+        offset: str = "-1",
+        mode: Mode = "auto",
+        *,
+        until_up_to_date: bool = False,
+        timeout: float | None = None,
+        headers: AsyncValues | None = None,
+        params: AsyncValues | None = None,
+    ) -> AsyncFollowing[Chunk]:
+        """Everything from an offset on, as it is appended, until the stream is closed; `now` starts at its end.
 
-    async def head(self) -> StreamInfo:
-        info = await self._client.call(calls.head(self.path))
+        It also ends once it has come to the end, with `until_up_to_date`, and `timeout` seconds after its start.
+        """
+        position = Position(offset)
+        settings = self._settings.adding(headers, params)
+        conversation = follow(
+            self.path, position, mode, self._content_type, settings, until_up_to_date=until_up_to_date
+        )
+        return AsyncFollowing(conversation, self._client._pool, position, timeout)
+
+    async def head(self, *, headers: AsyncValues | None = None, params: AsyncValues | None = None) -> StreamInfo:
+        info = await self._call(calls.head(self.path), headers, params)
         self._content_type = info.content_type
         return info
 
@@ -230,9 +326,9 @@ class AsyncStream:
         """The stream's content type, asked for once."""
         return self._content_type or (await self.head()).content_type
 
-    async def delete(self) -> None:
+    async def delete(self, *, headers: AsyncValues | None = None, params: AsyncValues | None = None) -> None:
         self._content_type = None
-        await self._client.call(calls.delete(self.path))
+        await self._call(calls.delete(self.path), headers, params)
 
     async def publish_snapshot(
         self, data: bytes, offset: str, content_type: str = OCTET_STREAM, *, incarnation: int | None = None
@@ -241,18 +337,18 @@ class AsyncStream:
 
         With an incarnation, only if the stream of this name is still that one.
         """
-        await self._client.call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
+        await self._call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
 
     async def snapshot(self, offset: str | None = None) -> Snapshot:
         """The latest snapshot, or the one at an offset."""
-        return await self._client.call(calls.snapshot(self._address, offset))
+        return await self._call(calls.snapshot(self._address, offset))
 
     async def delete_snapshot(self, offset: str) -> None:
-        await self._client.call(calls.delete_snapshot(self._address, offset))
+        await self._call(calls.delete_snapshot(self._address, offset))
 
     async def bootstrap(self) -> Bootstrap:
         """The latest snapshot and every message after it, as of one moment."""
-        return await self._client.call(calls.bootstrap(self._address))
+        return await self._call(calls.bootstrap(self._address))
 
 
 class AsyncBucket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millstream.client.connections import (
@@ -53,6 +54,7 @@ class AsyncConnection:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
                 was_sent=False,
+                timed_out=isinstance(error, TimeoutError),
                 hint=remedy_of(error),
             ) from None
         return cls(origin, reader, writer)
@@ -67,7 +69,7 @@ class AsyncConnection:
                 self._writer.writelines((head, request.body))
                 await self._writer.drain()
         except TimeoutError:
-            raise self._failure(f"{self.origin} took nothing for {timeout:g} s") from None
+            raise self._failure(f"{self.origin} took nothing for {timeout:g} s", timed_out=True) from None
         except OSError:
             pass  # it may have refused the body before reading all of it: its answer says so
         while not parser.status:
@@ -96,7 +98,7 @@ class AsyncConnection:
             async with asyncio.timeout(self._timeout):
                 data = await self._reader.read(RECEIVE_BYTES)
         except TimeoutError:
-            raise self._failure(f"{self.origin} said nothing for {self._timeout:g} s") from None
+            raise self._failure(f"{self.origin} said nothing for {self._timeout:g} s", timed_out=True) from None
         except OSError as error:
             raise self._failure(f"the connection to {self.origin} broke: {reason_of(error)}") from None
         if data:
@@ -106,8 +108,9 @@ class AsyncConnection:
         if not self._parser.is_complete:
             raise self._failure(f"{self.origin} ended the connection before its answer")
 
-    def _failure(self, message: str) -> ConnectionFailed:
-        return ConnectionFailed(message, was_sent=True, was_reused=self.is_used and not self._parser.status)
+    def _failure(self, message: str, *, timed_out: bool = False) -> ConnectionFailed:
+        was_reused = self.is_used and not self._parser.status
+        return ConnectionFailed(message, was_sent=True, was_reused=was_reused, timed_out=timed_out)
 
     @property
     def can_reuse(self) -> bool:
@@ -156,10 +159,20 @@ class AsyncPool:
         self.release(connection)
         return response
 
-    async def open(self, origin: Origin, request: Request, *, is_live: bool) -> tuple[AsyncConnection, AnswerParser]:
-        """A connection on which the answer to this request has begun; `release` takes it back."""
+    async def open(
+        self,
+        origin: Origin,
+        request: Request,
+        *,
+        is_live: bool,
+        on_connected: Callable[[AsyncConnection], None] | None = None,
+    ) -> tuple[AsyncConnection, AnswerParser]:
+        """A connection on which the answer to this request has begun; `release` takes it back. `on_connected` is
+        called with it before anything is sent, so that another task can close it."""
         connection = await self._take(origin)
         try:
+            if on_connected is not None:
+                on_connected(connection)
             return connection, await connection.request(request, self._live_timeout if is_live else self._timeout)
         except BaseException:
             connection.close()

@@ -80,15 +80,23 @@ class AsyncIdempotentProducer:
             self._state.seal()
             await self._finish()
 
-    async def close(self, *, close_stream: bool = False) -> None:
-        """Flush and stop; with `close_stream` the stream is closed after the last message, in the same order."""
+    async def detach(self) -> None:
+        """Flush and stop; the stream stays open."""
+        await self.close()
+
+    async def close(self, *, close_stream: bool = False, final: object = None) -> None:
+        """Flush and stop. With `close_stream` the stream is closed after the last message; a `final` message is
+        appended and the stream closed in one."""
         if self._is_stopped:
             return
         try:
+            if close_stream or final is not None:
+                await self._prepare()
+            last = None if final is None else self._state.encode(final)
             async with self._changed:
                 self._check()
-                if close_stream:
-                    self._state.seal_and_close()
+                if close_stream or last is not None:
+                    self._state.seal_and_close(last)
                 else:
                     self._state.seal()
                 await self._finish()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from millstream.client.conversation import Call
+from millstream.client.conversation import Call, parse_url
 from millstream.client.errors import BadAnswer, BadRequest
 from millstream.client.messages import Request, Response
 from millstream.client.results import (
@@ -38,6 +38,27 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 _SAFE: Final = "-_.~!$&'()*+,;=:@"
 
 
+class UrlAddress(NamedTuple):
+    """A stream at any URL."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def path(self) -> str:
+        return self.url
+
+    @property
+    def bucketed_path(self) -> str:
+        return self.url
+
+    @property
+    def header(self) -> str:
+        return urlsplit(self.url).path or "/"
+
+
 class Address(NamedTuple):
     """How a stream is spelled in URLs: below `/v1/stream/`, or as `/{bucket}/{stream}`."""
 
@@ -59,6 +80,32 @@ class Address(NamedTuple):
         """Snapshots and bootstrap exist under this form only; a slash in the name is percent-encoded."""
         return f"/{_quoted(self.bucket)}/{_quoted(self.name)}"
 
+    @property
+    def header(self) -> str:
+        """How a header names it."""
+        return self.path
+
+
+def url_address(url: str) -> UrlAddress:
+    """The address of a stream by its whole URL."""
+    parts = urlsplit(url)
+    parse_url(origin_of(url))
+    if parts.fragment:
+        raise BadRequest(f"{url!r} has a fragment", hint="leave out # and what follows")
+    path = quote(parts.path or "/", safe=_SAFE + "/%")
+    query = f"?{quote(parts.query, safe=_SAFE + '/%?')}" if parts.query else ""
+    return UrlAddress(f"{parts.scheme}://{parts.netloc}{path}{query}")
+
+
+def origin_of(url: str) -> str:
+    """The URL of the server that a stream's URL leads to."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
 
 def address_of(path: str | None = None, *, bucket: str | None = None, name: str | None = None) -> Address:
     """`path` is what stands below /v1/stream/; bucket and name address the stream in a bucket that was created."""
@@ -79,8 +126,11 @@ def _quoted(segment: str) -> str:
 
 
 def with_query(path: str, **query: str | int | None) -> str:
-    given = {name: value for name, value in query.items() if value is not None and value != ""}
-    return f"{path}?{urlencode(given)}" if given else path
+    """In the order of the names, so that equal requests are equal to caches (§8.1)."""
+    given = sorted((name, value) for name, value in query.items() if value is not None and value != "")
+    if not given:
+        return path
+    return f"{path}{'&' if '?' in path else '?'}{urlencode(given)}"
 
 
 def encode_body(data: object, content_type: str) -> bytes:
@@ -123,7 +173,7 @@ def nothing(_: Response) -> None:
 
 
 def create(
-    address: Address,
+    address: Address | UrlAddress,
     *,
     content_type: str | None = None,
     ttl: int | None = None,
@@ -162,7 +212,7 @@ def _created(response: Response) -> Created:
     return Created(
         response.status == 201,
         headers["stream-next-offset"],
-        headers["content-type"],
+        headers.get("content-type", OCTET_STREAM),
         response.is_true("stream-closed"),
         headers.get("etag"),
     )
@@ -208,21 +258,28 @@ def _appended(response: Response) -> Appended:
 def _produced(response: Response) -> Appended:
     headers = response.headers
     is_repeat = response.status == 204
-    return Appended(headers["stream-next-offset"], is_repeat, "stream-closed" in headers, headers.get("etag"))
+    # Of a repeat some servers do not say where the stream ends.
+    offset = headers.get("stream-next-offset", "") if is_repeat else headers["stream-next-offset"]
+    return Appended(offset, is_repeat, "stream-closed" in headers, headers.get("etag"))
 
 
 def read(path: str, offset: str, max_bytes: int | None = None) -> Call[Chunk]:
+    if not offset:
+        raise BadRequest("an offset is empty", hint="-1 is the beginning of a stream, now its end")
     return Call(Request("GET", with_query(path, offset=offset, max_bytes=max_bytes)), chunk_of)
 
 
 @_parsed
 def chunk_of(response: Response) -> Chunk:
+    headers = response.headers
+    closed = response.is_true("stream-closed")
     return Chunk(
         response.body,
-        response.headers["content-type"],
-        response.headers["stream-next-offset"],
-        response.is_true("stream-up-to-date"),
-        response.is_true("stream-closed"),
+        headers.get("content-type", OCTET_STREAM),
+        headers["stream-next-offset"],
+        response.is_true("stream-up-to-date") or closed,
+        closed,
+        headers.get("stream-cursor"),
     )
 
 
@@ -241,7 +298,7 @@ def _info(response: Response) -> StreamInfo:
     headers = response.headers
     return StreamInfo(
         headers["stream-next-offset"],
-        headers["content-type"],
+        headers.get("content-type", OCTET_STREAM),
         response.is_true("stream-closed"),
         headers.get("etag"),
         int(headers["stream-ttl"]) if "stream-ttl" in headers else None,
@@ -259,7 +316,7 @@ def delete(path: str) -> Call[None]:
 
 
 def publish_snapshot(
-    address: Address, data: bytes, offset: str, content_type: str, incarnation: int | None = None
+    address: Address | UrlAddress, data: bytes, offset: str, content_type: str, incarnation: int | None = None
 ) -> Call[None]:
     target = f"{address.bucketed_path}/snapshot/{_quoted(offset)}"
     headers = {"content-type": content_type}
@@ -268,7 +325,7 @@ def publish_snapshot(
     return Call(Request("PUT", target, headers, data), nothing)
 
 
-def snapshot(address: Address, offset: str | None) -> Call[Snapshot]:
+def snapshot(address: Address | UrlAddress, offset: str | None) -> Call[Snapshot]:
     target = f"{address.bucketed_path}/snapshot"
     return Call(Request("GET", target if offset is None else f"{target}/{_quoted(offset)}"), _snapshot)
 
@@ -284,12 +341,12 @@ def _snapshot(response: Response) -> Snapshot:
     )
 
 
-def delete_snapshot(address: Address, offset: str) -> Call[None]:
+def delete_snapshot(address: Address | UrlAddress, offset: str) -> Call[None]:
     target = f"{address.bucketed_path}/snapshot/{_quoted(offset)}"
     return Call(Request("DELETE", target), nothing, done_if_repeated=frozenset({404}))
 
 
-def bootstrap(address: Address) -> Call[Bootstrap]:
+def bootstrap(address: Address | UrlAddress) -> Call[Bootstrap]:
     return Call(Request("GET", f"{address.bucketed_path}/bootstrap"), _bootstrap)
 
 
@@ -308,7 +365,7 @@ def _bootstrap(response: Response) -> Bootstrap:
     )
 
 
-def url_token(address: Address, seconds: int | None = None) -> Call[UrlToken]:
+def url_token(address: Address | UrlAddress, seconds: int | None = None) -> Call[UrlToken]:
     """A token that reads this stream when it stands in its URL, for as long as is asked for or the server's default."""
     wish = {"stream": address.path, **({"seconds": seconds} if seconds is not None else {})}
     return Call(Request("POST", "/v1/tokens", {"content-type": JSON}, msgspec.json.encode(wish)), _url_token)

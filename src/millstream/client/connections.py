@@ -39,6 +39,7 @@ class Connection:
             raise ConnectionFailed(
                 f"cannot connect to {origin}: {reason_of(error)}",
                 was_sent=False,
+                timed_out=isinstance(error, TimeoutError),
                 hint=remedy_of(error),
             ) from None
 
@@ -54,7 +55,7 @@ class Connection:
                 self._socket.sendall(head)
                 self._socket.sendall(request.body)
         except TimeoutError:
-            raise self._failure(f"{self.origin} took nothing for {timeout:g} s") from None
+            raise self._failure(f"{self.origin} took nothing for {timeout:g} s", timed_out=True) from None
         except OSError:
             pass  # it may have refused the body before reading all of it: its answer says so
         if on_sent is not None:
@@ -84,7 +85,9 @@ class Connection:
         try:
             data = self._socket.recv(RECEIVE_BYTES)
         except TimeoutError:
-            raise self._failure(f"{self.origin} said nothing for {self._socket.gettimeout():g} s") from None
+            raise self._failure(
+                f"{self.origin} said nothing for {self._socket.gettimeout():g} s", timed_out=True
+            ) from None
         except OSError as error:
             raise self._failure(f"the connection to {self.origin} broke: {reason_of(error)}") from None
         if data:
@@ -94,8 +97,9 @@ class Connection:
         if not self._parser.is_complete:
             raise self._failure(f"{self.origin} ended the connection before its answer")
 
-    def _failure(self, message: str) -> ConnectionFailed:
-        return ConnectionFailed(message, was_sent=True, was_reused=self.is_used and not self._parser.status)
+    def _failure(self, message: str, *, timed_out: bool = False) -> ConnectionFailed:
+        was_reused = self.is_used and not self._parser.status
+        return ConnectionFailed(message, was_sent=True, was_reused=was_reused, timed_out=timed_out)
 
     @property
     def can_reuse(self) -> bool:
@@ -140,11 +144,20 @@ class Pool:
         return response
 
     def open(
-        self, origin: Origin, request: Request, *, is_live: bool, on_sent: Callable[[], None] | None = None
+        self,
+        origin: Origin,
+        request: Request,
+        *,
+        is_live: bool,
+        on_sent: Callable[[], None] | None = None,
+        on_connected: Callable[[Connection], None] | None = None,
     ) -> tuple[Connection, AnswerParser]:
-        """A connection on which the answer to this request has begun; `release` takes it back."""
+        """A connection on which the answer to this request has begun; `release` takes it back. `on_connected` is
+        called with it before anything is sent, so that another thread can interrupt the wait."""
         connection = self._take(origin)
         try:
+            if on_connected is not None:
+                on_connected(connection)
             timeout = self._live_timeout if is_live else self._timeout
             return connection, connection.request(request, timeout, on_sent)
         except BaseException:

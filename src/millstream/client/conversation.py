@@ -7,21 +7,25 @@ differ only in who carries the steps out.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 from millstream.client.errors import BadAnswer, BadRequest, ClientError, error_of
-from millstream.client.messages import Origin, Request, Response
+from millstream.client.messages import AsyncValue, AsyncValues, Origin, Request, Response
 from millstream.client.retries import Attempts, RetryPolicy
 from millstream.clock import Clock
 
 T = TypeVar("T")
 
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+_OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "te", "trailer", "transfer-encoding", "upgrade"})
+
 REDIRECTS_MAX: Final = 5
-HOMES_MAX: Final = 4096
+LEADERS_MAX: Final = 4096
 
 
 class Send(NamedTuple):
@@ -48,13 +52,19 @@ class Pause(NamedTuple):
     seconds: float
 
 
+class Evaluate(NamedTuple):
+    """Call the function that gives a header's or a parameter's value. Sent back: the value."""
+
+    function: Callable[[], str | Awaitable[str]]
+
+
 class Emit(NamedTuple):
     """Hand this to the caller."""
 
     item: Any
 
 
-Step: TypeAlias = Send | Open | Receive | Pause | Emit
+Step: TypeAlias = Send | Open | Receive | Pause | Evaluate | Emit
 Conversation: TypeAlias = Generator[Step, Any, T]
 
 
@@ -73,8 +83,8 @@ class Call(Generic[T]):
     is_live: bool = False
 
 
-class Homes:
-    """Where streams were last found after a redirect, so that only the first request takes the detour."""
+class LeaderCache:
+    """Which server last answered for a stream after a redirect, so that only the first request takes the detour."""
 
     def __init__(self) -> None:
         self._origins: OrderedDict[str, Origin] = OrderedDict()
@@ -85,7 +95,7 @@ class Homes:
     def moved(self, path: str, origin: Origin) -> None:
         self._origins.pop(path, None)
         self._origins[path] = origin
-        if len(self._origins) > HOMES_MAX:
+        if len(self._origins) > LEADERS_MAX:
             self._origins.popitem(last=False)
 
     def forget(self, path: str) -> None:
@@ -111,6 +121,10 @@ class Places:
     def current(self) -> Place:
         return self._places[self._index]
 
+    def include(self, origin: Origin) -> bool:
+        """Whether this is one of the servers."""
+        return any(place.origin == origin for place in self._places)
+
     def failed(self, origin: Origin) -> None:
         if self.current.origin == origin:
             self._index = (self._index + 1) % len(self._places)
@@ -121,11 +135,28 @@ class Settings:
     """What all conversations of one client share."""
 
     places: Places
-    token: str | None = field(repr=False)
+    token: AsyncValue | None = field(repr=False)
     policy: RetryPolicy  # of calls somebody waits for
     patient_policy: RetryPolicy  # of followers and producers, which are to outlast a restart
     clock: Clock
-    homes: Homes = field(default_factory=Homes)
+    leaders: LeaderCache = field(default_factory=LeaderCache)
+    # Sent with every request, beside what the call itself says.
+    headers: AsyncValues = field(default_factory=dict, repr=False)
+    params: AsyncValues = field(default_factory=dict, repr=False)
+
+    def adding(self, headers: AsyncValues | None, params: AsyncValues | None) -> Settings:
+        """The same with more headers and query parameters, which go before those there are."""
+        if not headers and not params:
+            return self
+        added = {_header_name(name): value for name, value in (headers or {}).items()}
+        return replace(self, headers={**self.headers, **added}, params={**self.params, **(params or {})})
+
+
+def _header_name(name: str) -> str:
+    lowered = name.lower()
+    if _NAME.fullmatch(lowered) is None or lowered in _OF_THE_CONNECTION:
+        raise BadRequest(f"{name!r} is not a header that a client may set")
+    return lowered
 
 
 def parse_url(url: str) -> Place:
@@ -141,14 +172,19 @@ def parse_url(url: str) -> Place:
     return Place(origin, parts.path.rstrip("/"))
 
 
-def settings_of(url: str | Sequence[str], token: str | None, retries: int, patience: int, clock: Clock) -> Settings:
-    if retries < 0 or patience < 0:
-        raise BadRequest(f"retries={retries} and patience={patience} must be 0 or more")
+def settings_of(
+    url: str | Sequence[str],
+    token: AsyncValue | None,
+    retries: int | RetryPolicy,
+    patience: int | RetryPolicy,
+    clock: Clock,
+) -> Settings:
     urls = url.split(",") if isinstance(url, str) else url
     places = Places([parse_url(one.strip()) for one in urls] or [parse_url("")])
+    policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
     # What outlasts a restart should also notice soon that it is over.
-    patient = RetryPolicy(retries=patience, pause_seconds_max=2.0)
-    return Settings(places, token, RetryPolicy(retries=retries), patient, clock)
+    patient = RetryPolicy(retries=patience, pause_seconds_max=2.0) if isinstance(patience, int) else patience
+    return Settings(places, token, policy, patient, clock)
 
 
 def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None) -> Conversation[T]:
@@ -170,25 +206,56 @@ def ask(
 ) -> Conversation[Response | ClientError]:
     """One attempt, wherever redirects lead it."""
     path = request.target.partition("?")[0]
-    place = settings.places.current
-    origin = settings.homes.find(path) or place.origin
-    request = request._replace(target=place.root + request.target)
-    if settings.token is not None:
-        request = request._replace(headers={**request.headers, "authorization": f"Bearer {settings.token}"})
+    origin, target = _destination(request.target, settings.places.current)
+    origin = settings.leaders.find(path) or origin
+    request = yield from _completed(request._replace(target=target), settings)
     for _ in range(REDIRECTS_MAX + 1):
         answer: Response | ClientError = yield step(origin, request, is_live)
         if isinstance(answer, ClientError) or answer.status == 503:
-            settings.homes.forget(path)
+            settings.leaders.forget(path)
             settings.places.failed(origin)
             return answer
         if answer.status not in (307, 308):
             return answer
         moved_to, target = _location(origin, request, answer)
         if target == request.target and moved_to != origin:
-            settings.homes.moved(path, moved_to)
+            settings.leaders.moved(path, moved_to)
         origin, request = moved_to, request._replace(target=target)
-    settings.homes.forget(path)
+    settings.leaders.forget(path)
     raise BadAnswer(f"{path} was redirected more than {REDIRECTS_MAX} times", hint="ask the cluster who leads")
+
+
+def _destination(target: str, place: Place) -> tuple[Origin, str]:
+    if target.startswith("/"):
+        return place.origin, place.root + target
+    parts = urlsplit(target)
+    origin = parse_url(f"{parts.scheme}://{parts.netloc}").origin
+    return origin, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _completed(request: Request, settings: Settings) -> Conversation[Request]:
+    """The request with the token and with what the user wants to be sent; what the call itself says stands."""
+    headers, target = dict(request.headers), request.target
+    for name, value in settings.headers.items():
+        if name not in request.headers:
+            headers[name] = yield from _evaluated(value)
+    if settings.token is not None and "authorization" not in headers:
+        headers["authorization"] = "Bearer " + (yield from _evaluated(settings.token))
+    if settings.params:
+        path, _, query = target.partition("?")
+        params = dict(parse_qsl(query, keep_blank_values=True))
+        for name, value in settings.params.items():
+            if name not in params:
+                params[name] = yield from _evaluated(value)
+        target = f"{path}?{urlencode(sorted(params.items()))}"
+    return request._replace(headers=headers, target=target)
+
+
+def _evaluated(value: AsyncValue) -> Conversation[str]:
+    if isinstance(value, str):
+        return value
+    found: str = yield Evaluate(value)
+    return found
 
 
 def _location(origin: Origin, request: Request, answer: Response) -> tuple[Origin, str]:

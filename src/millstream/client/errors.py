@@ -18,7 +18,7 @@
     │   └── PreconditionFailed   412
     ├── Unavailable           503, 502, 504, 408: try again
     │   └── TooManyRequests   429
-    └── ServerError           any other 5xx
+    └── ServerError           any other 5xx; a 500 is worth another try, unless it answers a plain append
 
 Offsets are the server's tokens and stay text.
 """
@@ -60,10 +60,19 @@ class ClientError(MillstreamError):
 class ConnectionFailed(ClientError):
     code = "connection_failed"
 
-    def __init__(self, message: str, *, was_sent: bool, was_reused: bool = False, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        was_sent: bool,
+        was_reused: bool = False,
+        timed_out: bool = False,
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.was_sent = was_sent
         self.was_reused = was_reused
+        self.timed_out = timed_out
 
 
 class OutcomeUnknown(ClientError):

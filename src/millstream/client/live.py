@@ -7,6 +7,8 @@ two costs a repeat on the wire and never one for the caller.
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -18,7 +20,7 @@ from millstream.client.events import Event, EventParser
 from millstream.client.messages import Request, Response
 from millstream.client.results import Chunk, FeedItem, FeedPage
 from millstream.client.retries import Attempts
-from millstream.protocol.content_types import JSON, is_json, is_text, media_type
+from millstream.protocol.content_types import JSON, OCTET_STREAM, is_json, is_text, media_type
 from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN
 
 Mode: TypeAlias = Literal["auto", "sse", "long-poll"]
@@ -47,15 +49,24 @@ def chosen_mode(mode: Mode, content_type: str) -> Mode:
 
 
 def follow(
-    path: str, position: Position, mode: Mode, content_type: str | None, settings: Settings
+    path: str,
+    position: Position,
+    mode: Mode,
+    content_type: str | None,
+    settings: Settings,
+    *,
+    until_up_to_date: bool = False,
 ) -> Conversation[None]:
-    """Emits the chunks of a stream from a position on, until the stream is closed."""
+    """Emits the chunks of a stream from a position on, until the stream is closed, or has been read to its end."""
+    if not position.offset:
+        raise BadRequest("an offset is empty", hint="-1 is the beginning of a stream, now its end")
     attempts = Attempts(settings.patient_policy, settings.clock)
-    if content_type is None:  # events do not tell it
-        info = yield from converse(calls.head(path), settings, attempts)
-        content_type = info.content_type
-    mode = chosen_mode(mode, content_type)
-    while not position.closed:
+    if content_type is None and mode != "long-poll":  # events do not tell it
+        chunk = yield from converse(calls.read(path, position.offset), settings, attempts)
+        content_type = chunk.content_type
+        yield from _catch_up(position, chunk, attempts)
+    mode = chosen_mode(mode, content_type or OCTET_STREAM)
+    while not _is_last(position, until_up_to_date):
         request = Request("GET", calls.with_query(path, offset=position.offset, live=mode, cursor=position.cursor))
         answer = yield from _ask(request, mode, settings)
         ending: ClientError | None = None
@@ -64,11 +75,23 @@ def follow(
         else:
             position.cursor = answer.headers.get("stream-cursor", position.cursor)
             if mode == "sse":
-                ending = yield from _events(answer, position, content_type, attempts)
+                is_last = partial(_is_last, position, until_up_to_date)
+                ending = yield from _events(answer, position, content_type or OCTET_STREAM, attempts, is_last)
             else:
-                ending = yield from _answer(answer, position, content_type, attempts)
+                ending = yield from _answer(answer, position, attempts)
         if ending is not None:
             yield Pause(attempts.pause_after(ending))
+
+
+def _is_last(position: Position, until_up_to_date: bool) -> bool:
+    return position.closed or (until_up_to_date and position.up_to_date)
+
+
+def _catch_up(position: Position, chunk: Chunk, attempts: Attempts) -> Conversation[None]:
+    """What there was before the live read began."""
+    wrong = yield from _advance(position, chunk, attempts)
+    if wrong is not None:
+        yield Pause(attempts.pause_after(wrong))
 
 
 def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Response | ClientError]:
@@ -83,12 +106,11 @@ def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Respo
     return answer
 
 
-def _answer(
-    answer: Response, position: Position, content_type: str, attempts: Attempts
-) -> Conversation[ClientError | None]:
-    if answer.status == 204:
-        answer = Response(200, {"content-type": content_type, **answer.headers})
+def _answer(answer: Response, position: Position, attempts: Attempts) -> Conversation[ClientError | None]:
     chunk = calls.chunk_of(answer)
+    if chunk.cursor is None and not chunk.closed:
+        # Without one, a shared cache could answer the next request with this very answer, for ever (§8.1).
+        return BadAnswer("a live answer has no Stream-Cursor", hint="does a proxy leave it out?", status=answer.status)
     return (yield from _advance(position, chunk, attempts))
 
 
@@ -108,7 +130,7 @@ def _advance(position: Position, chunk: Chunk, attempts: Attempts) -> Conversati
 
 
 def _events(
-    answer: Response, position: Position, content_type: str, attempts: Attempts
+    answer: Response, position: Position, content_type: str, attempts: Attempts, is_last: Callable[[], bool]
 ) -> Conversation[ClientError | None]:
     """Emit what one connection delivers; returns why it ended, if its time was not merely over."""
     is_base64 = answer.headers.get("stream-sse-data-encoding") == "base64"
@@ -123,15 +145,15 @@ def _events(
             return None if has_heard else _silence()
         for event in parser.feed(received):
             if event.type == "data":
-                payloads.append(b64decode(event.data) if is_base64 else event.data)
+                payloads.append(_decoded_base64(event.data) if is_base64 else event.data)
             elif event.type == "control":
                 control = _decoded(event)
                 chunk = _controlled(payloads, content_type, control)
-                position.cursor = control.get("streamCursor", position.cursor)
+                position.cursor = chunk.cursor or position.cursor
                 payloads = []
                 has_heard = True
                 wrong = yield from _advance(position, chunk, attempts)
-                if wrong is not None or position.closed:
+                if wrong is not None or is_last():
                     return wrong
 
 
@@ -143,16 +165,28 @@ def _controlled(payloads: list[bytes], content_type: str, control: dict[str, Any
     """The chunk that a control event completes."""
     data = payloads[0] if len(payloads) == 1 else _joined(payloads, content_type)
     closed = bool(control.get("streamClosed"))
+    up_to_date = bool(control.get("upToDate")) or closed
+    offset, cursor = control.get("streamNextOffset"), control.get("streamCursor")
+    if not isinstance(offset, str) or not isinstance(cursor, str | None):
+        raise BadAnswer(f"a control event says nothing of where to go on: {str(control)[:200]}")
+    return Chunk(data, content_type, offset, up_to_date, closed, cursor)
+
+
+def _decoded_base64(data: bytes) -> bytes:
+    """The bytes of a data event, whose text may be cut into lines anywhere (§5.8)."""
     try:
-        return Chunk(data, content_type, control["streamNextOffset"], bool(control.get("upToDate")), closed)
-    except KeyError:
-        raise BadAnswer(f"a control event says nothing of where to go on: {str(control)[:200]}") from None
+        return b64decode(data.translate(None, b"\r\n"), validate=True)
+    except ValueError as error:
+        raise BadAnswer(f"a data event is not base64: {error}") from None
 
 
 def _joined(payloads: list[bytes], content_type: str) -> bytes:
     if not is_json(content_type):
         return b"".join(payloads)
-    inner = (payload.strip()[1:-1] for payload in payloads)
+    arrays = [payload.strip() for payload in payloads]
+    if not all(array.startswith(b"[") and array.endswith(b"]") for array in arrays):
+        raise BadAnswer("a data event of a JSON stream is not an array")
+    inner = (array[1:-1] for array in arrays)
     return b"[" + b",".join(elements for elements in inner if elements.strip()) + b"]"
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+Value: TypeAlias = str | Callable[[], str]
+"""A header's or a query parameter's: fixed, or from a function that is called for each request."""
+AsyncValue: TypeAlias = str | Callable[[], str | Awaitable[str]]
+"""The same, where the function may also be a coroutine function."""
+Values: TypeAlias = Mapping[str, Value]
+AsyncValues: TypeAlias = Mapping[str, AsyncValue]
 
 
 class Origin(NamedTuple):
@@ -24,7 +31,7 @@ class Origin(NamedTuple):
 
 
 class Request(NamedTuple):
-    """`target` is path and query as they go on the wire; header names are lower case."""
+    """`target` is path and query as they go on the wire, or a whole URL; header names are lower case."""
 
     method: str
     target: str

@@ -16,7 +16,14 @@ from typing import Final
 
 from millstream.client import calls
 from millstream.client.conversation import Conversation, Settings, converse
-from millstream.client.errors import BadRequest, ClientError, Conflict, ProducerFenced, SequenceGap
+from millstream.client.errors import (
+    BadRequest,
+    ClientError,
+    Conflict,
+    PayloadTooLarge,
+    ProducerFenced,
+    SequenceGap,
+)
 from millstream.client.results import Appended, Producer
 from millstream.client.retries import Attempts
 from millstream.protocol.content_types import is_json
@@ -35,13 +42,19 @@ class ProducerOptions:
     buffer_bytes: int = 32 << 20
     concatenate: bool = False
     claim: bool = False
+    batch_messages: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_bytes", "in_flight", "buffer_bytes"):
-            if getattr(self, name) < 1:
-                raise BadRequest(f"{name}={getattr(self, name)} is too small", hint="1 or more")
-        if self.linger < 0 or not 0 <= self.epoch <= INTEGER_MAX or not self.id:
-            raise BadRequest("a producer needs an id, an epoch of 0 or more and a linger of 0 or more")
+        for name in ("batch_bytes", "in_flight", "buffer_bytes", "batch_messages"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadRequest(f"{name}={value} is too small", hint="1 or more")
+        if not self.id:
+            raise BadRequest("a producer's id is empty")
+        if not 0 <= self.epoch <= INTEGER_MAX:
+            raise BadRequest(f"epoch={self.epoch} is not one", hint=f"0 to {INTEGER_MAX}")
+        if self.linger < 0:
+            raise BadRequest(f"linger={self.linger} is too small", hint="0 or more")
 
 
 @dataclass(slots=True, order=True)
@@ -53,6 +66,8 @@ class Batch:
     close: bool = field(default=False, compare=False)
     # Whether everything before it was acknowledged when it was sent: then a gap is not a matter of order.
     was_next: bool = field(default=False, compare=False)
+    # Whether it may have been written although no answer came.
+    may_be_written: bool = field(default=False, compare=False)
 
 
 class ProducerState:
@@ -72,6 +87,7 @@ class ProducerState:
         self._flying: dict[int, Batch] = {}
         self._next_seq = 0
         self._window = 1
+        self._claims = 0
         self._is_sealed_for_good = False
 
     @property
@@ -97,13 +113,19 @@ class ProducerState:
         self._gathering_bytes += len(message) + 1
         self.buffered_bytes += len(message) + 1
         self.accepted += 1
-        if (
-            not (self.options.concatenate or is_json(self.content_type))
-            or self._gathering_bytes >= self.options.batch_bytes
-        ):
+        if self._is_batch_full:
             self.seal()
             return True
         return is_first
+
+    @property
+    def _is_batch_full(self) -> bool:
+        options = self.options
+        if not (options.concatenate or is_json(self.content_type)):
+            return True
+        if options.batch_messages is not None and len(self._gathering) >= options.batch_messages:
+            return True
+        return self._gathering_bytes >= options.batch_bytes
 
     @property
     def is_full(self) -> bool:
@@ -118,10 +140,17 @@ class ProducerState:
             self._waiting.append(batch)
             self._next_seq += 1
 
-    def seal_and_close(self) -> None:
-        """After what has gathered, close the stream."""
+    def seal_and_close(self, final: bytes | None = None) -> None:
+        """After what has gathered, close the stream, with a last message if there is one."""
         self.seal()
-        self._waiting.append(Batch(self._next_seq, b"", 0, 0, close=True))
+        if final is None:
+            batch = Batch(self._next_seq, b"", 0, 0, close=True)
+        else:
+            size = len(final) + 1
+            batch = Batch(self._next_seq, self._body([final]), 1, size, close=True)
+            self.accepted += 1
+            self.buffered_bytes += size
+        self._waiting.append(batch)
         self._next_seq += 1
         self._is_sealed_for_good = True
 
@@ -170,16 +199,27 @@ class ProducerState:
         self._window = self.options.in_flight
 
     def failed(self, batch: Batch, error: ClientError) -> None:
-        """A gap is sent again in its turn; anything else ends the producer."""
+        """A gap is sent again in its turn, and a claimed epoch that was taken meanwhile gives way to the next one;
+        anything else ends the producer."""
         del self._flying[batch.seq]
         insort(self._waiting, batch)
         self._window = 1
-        is_early = isinstance(error, SequenceGap) and not batch.was_next
-        if not is_early and self.failure is None:
+        if isinstance(error, SequenceGap) and not batch.was_next:
+            return
+        if isinstance(error, ProducerFenced) and self._may_claim(batch):
+            self._claims += 1
+            self.epoch = error.current_epoch + 1
+        elif self.failure is None:
             self.failure = error
+
+    def _may_claim(self, batch: Batch) -> bool:
+        """Only before anything is acknowledged: later, whoever has the higher epoch has taken over."""
+        is_first = self.options.claim and batch.seq == 0 and not batch.may_be_written
+        return is_first and self._claims < CLAIMS_MAX
 
 
 PROBE_SEQ: Final = INTEGER_MAX
+CLAIMS_MAX: Final = 16
 
 
 def prepare(path: str, state: ProducerState, settings: Settings) -> Conversation[None]:
@@ -206,9 +246,10 @@ def _claim_epoch(path: str, state: ProducerState, settings: Settings) -> Convers
     except SequenceGap as error:
         if error.expected > 0:
             state.epoch += 1
-    except BadRequest as error:
-        if error.code != "invalid_producer_epoch":  # the server has an older one: ours is new
-            raise
+    except PayloadTooLarge:
+        raise
+    except BadRequest:
+        pass  # a new epoch starts at 0: the server has an older one, and ours is new
 
 
 def send_batch(path: str, batch: Batch, state: ProducerState, settings: Settings) -> Conversation[Appended]:
@@ -220,8 +261,11 @@ def send_batch(path: str, batch: Batch, state: ProducerState, settings: Settings
         close=batch.close,
     )
     attempts = Attempts(settings.patient_policy, settings.clock)
-    appended = yield from converse(call, settings, attempts)
-    if state.options.claim and appended.duplicate and not attempts.may_be_done:
+    try:
+        appended = yield from converse(call, settings, attempts)
+    finally:
+        batch.may_be_written = batch.may_be_written or attempts.may_be_done
+    if state.options.claim and appended.duplicate and not batch.may_be_written:
         raise Conflict(
             f"another producer {state.options.id!r} has taken epoch {state.epoch} at the same moment",
             code="producer_epoch_taken",

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from millstream.client.errors import BadAnswer
+from millstream.errors import InvalidRequest
 from millstream.protocol.content_types import is_json
 from millstream.protocol.json_messages import split_messages
 from millstream.protocol.producers import ProducerClaim as Producer
@@ -35,7 +37,8 @@ class Created(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """`duplicate`: the producer had appended this before, and nothing was written again."""
+    """`duplicate`: the producer had appended this before, and nothing was written again; then `next_offset` is empty if
+    the server does not say it."""
 
     next_offset: str
     duplicate: bool
@@ -66,17 +69,23 @@ class Chunk(NamedTuple):
     next_offset: str
     up_to_date: bool
     closed: bool
+    cursor: str | None = None
 
     def messages(self) -> list[bytes]:
         """The messages of a JSON stream, byte for byte as they were appended; of others, all of the data as one."""
-        if is_json(self.content_type):
+        if not self.data or not is_json(self.content_type):
+            return [self.data] if self.data else []
+        try:
             return split_messages(self.data)
-        return [self.data] if self.data else []
+        except InvalidRequest as error:
+            raise BadAnswer(f"what was read is not a JSON array: {error}") from None
 
     def json(self) -> list[Any]:
         """The messages of a JSON stream, decoded."""
-        values: list[Any] = msgspec.json.decode(self.data) if self.data else []
-        return values
+        try:
+            return msgspec.json.decode(self.data, type=list[Any]) if self.data else []
+        except msgspec.DecodeError as error:
+            raise BadAnswer(f"what was read is not a JSON array: {error}") from None
 
 
 class Snapshot(NamedTuple):

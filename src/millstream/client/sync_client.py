@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.client import calls
 from millstream.client.connections import Pool
-from millstream.client.conversation import Call, converse, settings_of
-from millstream.client.errors import Conflict
+from millstream.client.conversation import Call, Settings, converse, parse_url, settings_of
+from millstream.client.errors import BadRequest, Conflict
 from millstream.client.live import Mode, Position, feed_items, follow, follow_feed
+from millstream.client.messages import Value, Values
 from millstream.client.producing import ProducerOptions, ProducerState
 from millstream.client.results import (
     Appended,
@@ -47,26 +48,46 @@ class Client:
     def __init__(
         self,
         url: str | Sequence[str],
-        token: str | None = None,
+        token: Value | None = None,
         *,
+        headers: Values | None = None,
+        params: Values | None = None,
         timeout: float = 30.0,
         live_timeout: float = 90.0,
-        retries: int = 8,
-        patience: int = 150,
+        retries: int | RetryPolicy = 8,
+        patience: int | RetryPolicy = 150,
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `timeout` bounds
-        every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times at
-        most, what followers and producers do `patience` times in a row."""
+        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `headers` and `params`
+        go with every request; they and the token may be functions, which are called for each request. `timeout`
+        bounds every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times
+        at most, what followers and producers do `patience` times in a row; a RetryPolicy says more."""
         self.url = url if isinstance(url, str) else ",".join(url)
-        self._settings = settings_of(url, token, retries, patience, clock or SystemClock())
+        settings = settings_of(url, token, retries, patience, clock or SystemClock())
+        self._settings = settings.adding(headers, params)
         self._pool = Pool(timeout, live_timeout, ssl_context)
 
-    def stream(self, path: str | None = None, *, bucket: str | None = None, name: str | None = None) -> Stream:
+    def stream(
+        self,
+        path: str | None = None,
+        *,
+        bucket: str | None = None,
+        name: str | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
+        content_type: str | None = None,
+    ) -> Stream:
         """A handle on a stream; nothing is sent. `stream("a/b")` is /v1/stream/a/b; `stream(bucket="team", name="b")`
-        is /team/b, in a bucket that must have been created."""
-        return Stream(self, calls.address_of(path, bucket=bucket, name=name))
+        is /team/b, in a bucket that must have been created; `stream("http://…")` is the stream at that URL, on a server
+        of this client. A content type that is known need not be asked for."""
+        if path is not None and calls.is_url(path):
+            address: calls.Address | calls.UrlAddress = calls.url_address(path)
+            if not self._settings.places.include(parse_url(calls.origin_of(path)).origin):
+                raise BadRequest(f"{path!r} is not on {self.url}", hint="make a Stream of the URL itself")
+        else:
+            address = calls.address_of(path, bucket=bucket, name=name)
+        return Stream(address, self, headers=headers, params=params, content_type=content_type)
 
     def bucket(self, name: str) -> Bucket:
         return Bucket(self, name)
@@ -79,19 +100,23 @@ class Client:
         *,
         linger: float = 0.005,
         batch_bytes: int = 256 << 10,
+        batch_messages: int | None = None,
         in_flight: int = 4,
         buffer_bytes: int = 32 << 20,
         concatenate: bool = False,
         claim: bool = False,
         content_type: str | None = None,
     ) -> IdempotentProducer:
-        """A producer on an existing stream. Messages gather for `linger` seconds or until there are `batch_bytes` of
-        them, `in_flight` batches are on their way at once, and `append` waits while `buffer_bytes` are unacknowledged.
-        `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and repeats nothing."""
-        options = ProducerOptions(id, epoch, linger, batch_bytes, in_flight, buffer_bytes, concatenate, claim)
+        """A producer on an existing stream. Messages gather for `linger` seconds or until there are `batch_bytes` or
+        `batch_messages` of them, `in_flight` batches are on their way at once, and `append` waits while `buffer_bytes`
+        are unacknowledged. `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and
+        repeats nothing."""
+        options = ProducerOptions(
+            id, epoch, linger, batch_bytes, in_flight, buffer_bytes, concatenate, claim, batch_messages
+        )
         handle = self.stream(stream) if isinstance(stream, str) else stream
         state = ProducerState(options, content_type or handle._content_type)
-        return IdempotentProducer(handle.path, state, self._settings, self._pool)
+        return IdempotentProducer(handle.path, state, handle._settings, self._pool)
 
     def health(self) -> dict[str, Any]:
         return self.call(calls.document("/healthz"))
@@ -113,6 +138,9 @@ class Client:
         attempts = Attempts(policy, self._settings.clock, can_repeat=call.can_repeat) if policy is not None else None
         return run(converse(call, self._settings, attempts), self._pool)
 
+    def _converse(self, call: Call[T], settings: Settings) -> T:
+        return run(converse(call, settings), self._pool)
+
     def close(self) -> None:
         self._pool.close()
 
@@ -124,27 +152,57 @@ class Client:
     ) -> None:
         self.close()
 
-    def _follow(self, path: str, position: Position, mode: Mode, content_type: str | None) -> Following[Chunk]:
-        return Following(follow(path, position, mode, content_type, self._settings), self._pool, position)
-
     def _follow_feed(self, bucket: str, position: Position, prefix: str, mode: Mode) -> Following[FeedPage]:
         return Following(follow_feed(bucket, position, prefix, mode, self._settings), self._pool, position)
 
 
 class Stream:
-    """A handle on one stream. It remembers the stream's content type, which never changes, and nothing else."""
+    """A handle on one stream. It remembers the stream's content type, which never changes, and nothing else.
 
-    def __init__(self, client: Client, address: calls.Address) -> None:
-        self._client = client
-        self._address = address
-        self._content_type: str | None = None
-        self.path = address.path
+    `Stream("http://host/any/path")` is a stream at any URL of any server, over connections of its own: leaving a `with`
+    block or `disconnect` gives them up. Every method takes `headers` and `params` for its own requests.
+    """
+
+    def __init__(
+        self,
+        url: str | calls.Address | calls.UrlAddress,
+        client: Client | None = None,
+        *,
+        token: Value | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
+        content_type: str | None = None,
+    ) -> None:
+        self._address = calls.url_address(url) if isinstance(url, str) else url
+        if client is not None and token is not None:
+            raise BadRequest("the token is the client's", hint="pass it to the client")
+        self._owns_client = client is None
+        self._client = Client(calls.origin_of(str(self._address)), token) if client is None else client
+        self._settings = self._client._settings.adding(headers, params)
+        self._content_type = content_type
+        self.path = self._address.path
 
     def __str__(self) -> str:
         return str(self._address)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+    def disconnect(self) -> None:
+        """Close the connections of a stream that was made of a URL; the stream itself stays as it is."""
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disconnect()
+
+    def _call(self, call: Call[T], headers: Values | None = None, params: Values | None = None) -> T:
+        return self._client._converse(call, self._settings.adding(headers, params))
 
     def create(
         self,
@@ -158,23 +216,24 @@ class Stream:
         fork_offset: str | None = None,
         fork_sub_offset: int | None = None,
         only_if_absent: bool = False,
+        headers: Values | None = None,
+        params: Values | None = None,
     ) -> Created:
         """Create the stream; one that exists with the same configuration is as good, unless `only_if_absent`."""
         source = self._client.stream(fork_from) if isinstance(fork_from, str) else fork_from
-        created = self._client.call(
-            calls.create(
-                self._address,
-                content_type=content_type,
-                ttl=ttl,
-                expires_at=expires_at,
-                closed=closed,
-                body=body,
-                fork_from=source.path if source is not None else None,
-                fork_offset=fork_offset,
-                fork_sub_offset=fork_sub_offset,
-                only_if_absent=only_if_absent,
-            )
+        call = calls.create(
+            self._address,
+            content_type=content_type,
+            ttl=ttl,
+            expires_at=expires_at,
+            closed=closed,
+            body=body,
+            fork_from=source._address.header if source is not None else None,
+            fork_offset=fork_offset,
+            fork_sub_offset=fork_sub_offset,
+            only_if_absent=only_if_absent,
         )
+        created = self._call(call, headers, params)
         self._content_type = created.content_type
         return created
 
@@ -184,26 +243,46 @@ class Stream:
         *,
         seq: str | None = None,
         producer: Producer | None = None,
+        once: bool = False,
         close: bool = False,
         if_match: str | None = None,
         content_type: str | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
     ) -> Appended:
         """Append durably. Bytes go as they are; on a JSON stream any other value is encoded, and a list is several
-        messages. Without `producer` an append whose answer is lost raises OutcomeUnknown instead of being repeated."""
+        messages. An append whose answer is lost raises OutcomeUnknown instead of being repeated, unless it is a
+        `producer`'s. With `once` it is that of a producer of its own, which the server remembers."""
+        if once:
+            if producer is not None:
+                raise BadRequest("an append with a producer is written once anyway")
+            producer = Producer(f"once-{self._settings.clock.random_bytes(16).hex()}", 0, 0)
         kind = content_type or self.content_type()
         body = calls.encode_body(data, kind)
-        return self._client.call(
-            calls.append(self.path, body, kind, seq=seq, producer=producer, close=close, if_match=if_match)
-        )
+        call = calls.append(self.path, body, kind, seq=seq, producer=producer, close=close, if_match=if_match)
+        return self._call(call, headers, params)
 
-    def close(self, *, producer: Producer | None = None) -> Appended:
+    def close(
+        self,
+        *,
+        producer: Producer | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
+    ) -> Appended:
         """No more can be appended; readers learn where the end is. Closing twice is as good as once."""
-        return self._client.call(calls.append(self.path, b"", None, producer=producer, close=True))
+        return self._call(calls.append(self.path, b"", None, producer=producer, close=True), headers, params)
 
-    def read(self, offset: str = "-1", *, max_bytes: int | None = None) -> Iterator[Chunk]:
+    def read(
+        self,
+        offset: str = "-1",
+        *,
+        max_bytes: int | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
+    ) -> Iterator[Chunk]:
         """Everything from an offset up to the end as it is when that is reached, chunk by chunk."""
         while True:
-            chunk = self._client.call(calls.read(self.path, offset, max_bytes))
+            chunk = self._call(calls.read(self.path, offset, max_bytes), headers, params)
             yield chunk
             if chunk.up_to_date:
                 return
@@ -219,12 +298,29 @@ class Stream:
         """The bytes of a stream that is not JSON, in one piece."""
         return b"".join([chunk.data for chunk in self.read(offset)])
 
-    def follow(self, offset: str = "-1", mode: Mode = "auto") -> Following[Chunk]:
-        """Everything from an offset on, as it is appended, until the stream is closed. `now` starts at its end."""
-        return self._client._follow(self.path, Position(offset), mode, self._content_type)
+    def follow(
+        self,
+        offset: str = "-1",
+        mode: Mode = "auto",
+        *,
+        until_up_to_date: bool = False,
+        timeout: float | None = None,
+        headers: Values | None = None,
+        params: Values | None = None,
+    ) -> Following[Chunk]:
+        """Everything from an offset on, as it is appended, until the stream is closed; `now` starts at its end.
 
-    def head(self) -> StreamInfo:
-        info = self._client.call(calls.head(self.path))
+        It also ends once it has come to the end, with `until_up_to_date`, and `timeout` seconds after its start.
+        """
+        position = Position(offset)
+        settings = self._settings.adding(headers, params)
+        conversation = follow(
+            self.path, position, mode, self._content_type, settings, until_up_to_date=until_up_to_date
+        )
+        return Following(conversation, self._client._pool, position, timeout)
+
+    def head(self, *, headers: Values | None = None, params: Values | None = None) -> StreamInfo:
+        info = self._call(calls.head(self.path), headers, params)
         self._content_type = info.content_type
         return info
 
@@ -232,9 +328,9 @@ class Stream:
         """The stream's content type, asked for once."""
         return self._content_type or (self.head()).content_type
 
-    def delete(self) -> None:
+    def delete(self, *, headers: Values | None = None, params: Values | None = None) -> None:
         self._content_type = None
-        self._client.call(calls.delete(self.path))
+        self._call(calls.delete(self.path), headers, params)
 
     def publish_snapshot(
         self, data: bytes, offset: str, content_type: str = OCTET_STREAM, *, incarnation: int | None = None
@@ -243,18 +339,18 @@ class Stream:
 
         With an incarnation, only if the stream of this name is still that one.
         """
-        self._client.call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
+        self._call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
 
     def snapshot(self, offset: str | None = None) -> Snapshot:
         """The latest snapshot, or the one at an offset."""
-        return self._client.call(calls.snapshot(self._address, offset))
+        return self._call(calls.snapshot(self._address, offset))
 
     def delete_snapshot(self, offset: str) -> None:
-        self._client.call(calls.delete_snapshot(self._address, offset))
+        self._call(calls.delete_snapshot(self._address, offset))
 
     def bootstrap(self) -> Bootstrap:
         """The latest snapshot and every message after it, as of one moment."""
-        return self._client.call(calls.bootstrap(self._address))
+        return self._call(calls.bootstrap(self._address))
 
 
 class Bucket:

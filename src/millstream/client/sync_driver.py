@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from millstream.client.connections import Connection, Pool
-from millstream.client.conversation import Conversation, Emit, Open, Pause, Receive, Send, Step
+from millstream.client.conversation import Conversation, Emit, Evaluate, Open, Pause, Receive, Send, Step
 from millstream.client.errors import ClientError
 from millstream.client.live import Position
 from millstream.client.messages import Response
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def run(conversation: Conversation[T], pool: Pool, on_sent: Callable[[], None] | None = None) -> T:
     """A call's conversation to its end; `on_sent` is called whenever a request has been written, answer or not."""
-    result: Response | ClientError | None = None
+    result: Response | ClientError | str | None = None
     try:
         while True:
             step = conversation.send(result)
@@ -33,6 +33,8 @@ def run(conversation: Conversation[T], pool: Pool, on_sent: Callable[[], None] |
                 if on_sent is not None:
                     on_sent()  # nothing was, and nobody need wait for it
                 time.sleep(step.seconds)
+            elif isinstance(step, Evaluate):
+                result = _value(step)
             else:
                 raise TypeError(f"a call does not {type(step).__name__}")
     except StopIteration as stop:
@@ -40,24 +42,41 @@ def run(conversation: Conversation[T], pool: Pool, on_sent: Callable[[], None] |
         return returned
 
 
+def _value(step: Evaluate) -> str:
+    found = step.function()
+    if not isinstance(found, str):
+        raise TypeError(f"a header or a parameter must be text, and this function gives a {type(found).__name__}")
+    return found
+
+
 class Following(Generic[T]):
-    """Everything from a position on, as it happens: iterate over it. Any thread may `close` it, which ends that.
+    """Everything from a position on, as it happens: iterate over it. Any thread may `close` it, which ends that; so
+    does `timeout`, so many seconds after the first item was asked for.
 
     `offset` is where the next item will start (of a feed, its token), so it says where to resume another time.
     """
 
-    def __init__(self, conversation: Conversation[None], pool: Pool, position: Position) -> None:
+    def __init__(
+        self, conversation: Conversation[None], pool: Pool, position: Position, timeout: float | None = None
+    ) -> None:
         self._conversation = conversation
         self._pool = pool
         self._position = position
         self._connection: Connection | None = None
         self._result: Any = None
         self._stopped = threading.Event()
+        self._guard = threading.Lock()  # over who lets the connection go
         self._is_reading = False
+        self._timeout = timeout
+        self._timer: threading.Timer | None = None
 
     @property
     def offset(self) -> str:
         return self._position.offset
+
+    @property
+    def cursor(self) -> str | None:
+        return self._position.cursor
 
     @property
     def up_to_date(self) -> bool:
@@ -72,7 +91,7 @@ class Following(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        self._is_reading = True
+        self._begin()
         try:
             while not self._stopped.is_set():
                 step = self._conversation.send(self._result)
@@ -87,41 +106,68 @@ class Following(Generic[T]):
                     self._result = error
             raise StopIteration
         except BaseException:
-            self._drop()
+            self._end()
             raise
         finally:
-            self._is_reading = False
+            with self._guard:
+                self._is_reading = False
 
-    def _carry_out(self, step: Step) -> Response | bytes | None:
+    def _begin(self) -> None:
+        with self._guard:
+            self._is_reading = True
+        if self._timeout is not None and self._timer is None:
+            self._timer = threading.Timer(self._timeout, self.close)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _carry_out(self, step: Step) -> Response | bytes | str | None:
         if isinstance(step, Receive):
             assert self._connection is not None, "nothing is open"
             return self._connection.receive()
-        if isinstance(step, Send):
-            return self._pool.exchange(step.origin, step.request, is_live=step.is_live)
-        if isinstance(step, Open):
+        if isinstance(step, Send | Open):
             self._drop()
-            connection, parser = self._pool.open(step.origin, step.request, is_live=step.is_live)
-            self._connection = connection
-            return Response(parser.status, parser.headers) if parser.status == 200 else connection.response()
+            connection, parser = self._pool.open(
+                step.origin, step.request, is_live=step.is_live, on_connected=self._connected
+            )
+            if isinstance(step, Open) and parser.status == 200:
+                return Response(parser.status, parser.headers)
+            response = connection.response()
+            self._drop()
+            return response
         if isinstance(step, Pause):
             self._stopped.wait(step.seconds)
+        if isinstance(step, Evaluate):
+            return _value(step)
         return None
 
+    def _connected(self, connection: Connection) -> None:
+        with self._guard:
+            self._connection = connection
+            if self._stopped.is_set():
+                connection.interrupt()
+
     def _drop(self) -> None:
-        connection, self._connection = self._connection, None
+        with self._guard:
+            connection, self._connection = self._connection, None
         if connection is not None:
             self._pool.release(connection)
 
+    def _end(self) -> None:
+        self._drop()
+        if self._timer is not None:
+            self._timer.cancel()
+
     def close(self) -> None:
         self._stopped.set()
-        connection = self._connection
-        if connection is not None and self._is_reading:
-            connection.interrupt()  # the thread that reads from it lets it go
-        else:
-            self._drop()
+        with self._guard:
+            connection = self._connection
+            if connection is not None and self._is_reading:
+                connection.interrupt()  # the thread that reads from it lets it go
+                return
+        self._end()
 
     def __del__(self) -> None:
-        self._drop()
+        self._end()
 
     def __enter__(self) -> Following[T]:
         return self

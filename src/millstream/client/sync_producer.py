@@ -98,15 +98,21 @@ class IdempotentProducer:
             self._state.seal()
             self._finish(timeout)
 
-    def close(self, *, close_stream: bool = False) -> None:
-        """Flush and stop; with `close_stream` the stream is closed after the last message, in the same order."""
+    def detach(self) -> None:
+        """Flush and stop; the stream stays open."""
+        self.close()
+
+    def close(self, *, close_stream: bool = False, final: object = None) -> None:
+        """Flush and stop. With `close_stream` the stream is closed after the last message; a `final` message is
+        appended and the stream closed in one."""
+        last = None if final is None else self._state.encode(final)
         with self._changed:
             if self._is_stopped:
                 return
             try:
                 self._check()
-                if close_stream:
-                    self._state.seal_and_close()
+                if close_stream or last is not None:
+                    self._state.seal_and_close(last)
                 else:
                     self._state.seal()
                 self._finish(None)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from millstream.client import calls
-from millstream.client.conversation import HOMES_MAX, Homes, converse, parse_url
+from millstream.client.conversation import LEADERS_MAX, LeaderCache, converse, parse_url
 from millstream.client.errors import (
     BadAnswer,
     BadRequest,
     ConnectionFailed,
     NotFound,
     OutcomeUnknown,
+    ServerError,
     TooManyRequests,
     Unavailable,
 )
 from millstream.client.messages import Origin, Response
-from millstream.client.results import Producer
+from millstream.client.results import Appended, Chunk, Producer
+from millstream.client.retries import RetryPolicy
 from support.conversations import Script, lost, settings
 
 OFFSET = "0000000000000000_0000000000000001"
@@ -97,6 +101,111 @@ def test_when_attempts_end_the_last_answer_is_the_error() -> None:
         Script(Response(429, {})).run(converse(plain, settings(retries=0)))
 
 
+def test_a_server_error_is_repeated_where_that_cannot_double() -> None:
+    broken = Response(500, {"retry-after": "3"})
+    for call in (produced, calls.append(PATH, b"", None, close=True)):
+        script = Script(broken, broken, PRODUCED)
+        assert script.run(converse(call, settings())).next_offset == OFFSET
+        assert script.pauses == [3.0, 3.0]
+    with pytest.raises(ServerError):
+        Script(broken).run(converse(plain, settings()))
+    with pytest.raises(ServerError):
+        Script(Response(501, {})).run(converse(produced, settings()))
+    Script(broken, Response(404, {})).run(converse(calls.delete(PATH), settings()))
+
+
+def test_a_pause_may_be_asked_for_as_a_date() -> None:
+    later, earlier = "Thu, 01 Jan 1970 00:00:07 GMT", "Wed, 31 Dec 1969 23:00:00 GMT"
+    script = Script(*(Response(503, {"retry-after": date}) for date in (later, earlier, "never GMT")), PRODUCED)
+    script.run(converse(produced, settings()))
+    assert script.pauses == [7.0, 0.2, 0.4]
+
+
+def test_a_policy_says_how_pauses_grow() -> None:
+    policy = RetryPolicy(retries=3, first_pause_seconds=1.0, pause_seconds_max=8.0, multiplier=3.0)
+    script = Script(*[BUSY] * 3, PRODUCED)
+    shared = replace(settings(), policy=policy)
+    script.run(converse(produced, shared))
+    assert script.pauses == [2.0, 3.0, 8.0]  # the server asks for 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("retries", -1), ("first_pause_seconds", 0.0), ("pause_seconds_max", 0.01), ("multiplier", 0.5)],
+)
+def test_a_policy_that_makes_no_sense_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(BadRequest, match=name):
+        RetryPolicy(**{name: value})  # type: ignore[arg-type]
+
+
+def test_headers_and_parameters_are_asked_for_anew_for_each_request() -> None:
+    numbers = iter("123456")
+    shared = settings(token="secret").adding({"X-Fixed": "a", "X-Number": lambda: next(numbers)}, {"tenant": "t&1"})
+    script = Script(BUSY, PRODUCED)
+    script.run(converse(produced, shared.adding({"x-fixed": "b"}, {"number": lambda: next(numbers)})))
+    assert [request.target for _, request in script.asked] == [
+        f"{PATH}?number=2&tenant=t%261",
+        f"{PATH}?number=4&tenant=t%261",
+    ]
+    for (_, request), number in zip(script.asked, "13", strict=True):
+        assert (request.headers["x-fixed"], request.headers["x-number"]) == ("b", number)
+        assert request.headers["authorization"] == "Bearer secret"
+
+
+def test_what_the_protocol_says_is_not_overwritten() -> None:
+    shared = settings(token="secret").adding({"producer-id": "mine", "Authorization": "Basic x"}, {"offset": "7"})
+    script = Script(PRODUCED, Response(200, {"stream-next-offset": OFFSET}))
+    script.run(converse(produced, shared))
+    script.run(converse(calls.read(PATH, "-1"), shared))
+    (_, append), (_, read) = script.asked
+    assert (append.headers["producer-id"], append.headers["authorization"]) == ("p", "Basic x")
+    assert read.target == f"{PATH}?offset=-1"
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "a b", "a\r\nb", ""])
+def test_a_header_that_would_break_the_request_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="may set"):
+        settings().adding({name: "1"}, None)
+
+
+def test_a_token_may_be_a_function() -> None:
+    tokens = iter(("one", "two"))
+    script = Script(BUSY, PRODUCED)
+    script.run(converse(produced, replace(settings(), token=lambda: next(tokens))))
+    assert [request.headers["authorization"] for _, request in script.asked] == ["Bearer one", "Bearer two"]
+
+
+@pytest.mark.parametrize(
+    ("url", "read_from"),
+    [
+        ("http://first:4437", "http://first:4437/?offset=-1"),
+        ("http://first:4437/any/path", "http://first:4437/any/path?offset=-1"),
+        ("http://other:1/a b/\xe9%2Fc?key=v", "http://other:1/a%20b/%C3%A9%2Fc?key=v&offset=-1"),
+    ],
+)
+def test_a_stream_may_be_at_any_url(url: str, read_from: str) -> None:
+    script = Script(Response(200, {"stream-next-offset": OFFSET}))
+    script.run(converse(calls.read(calls.url_address(url).path, "-1"), settings("http://first:4437/base")))
+    assert script.targets == [read_from]
+
+
+@pytest.mark.parametrize("url", ["http://", "http:///x", "http://u:p@host/x", "http://host/x#y", "http://host:x/"])
+def test_what_is_no_url_of_a_stream_is_refused(url: str) -> None:
+    with pytest.raises(BadRequest):
+        calls.url_address(url)
+
+
+def test_other_servers_may_say_less() -> None:
+    """A repeat without its offset, as the reference server answers it, and a read without a content type."""
+    assert Script(Response(204, {})).run(converse(produced, settings())) == Appended("", True, False)
+    chunk = Script(Response(200, {"stream-next-offset": "7", "stream-closed": "true"}, b"x")).run(
+        converse(calls.read(PATH, "-1"), settings())
+    )
+    assert chunk == Chunk(b"x", "application/octet-stream", "7", True, True)
+    with pytest.raises(BadAnswer):
+        Script(Response(200, {}, b"x")).run(converse(calls.read(PATH, "-1"), settings()))
+
+
 def moved(location: str) -> Response:
     return Response(307, {"location": location})
 
@@ -152,10 +261,10 @@ def test_when_a_server_fails_the_next_is_asked() -> None:
 
 
 def test_homes_are_forgotten_when_there_are_too_many() -> None:
-    homes = Homes()
-    for number in range(HOMES_MAX + 1):
-        homes.moved(f"/{number}", Origin("http", "h", 1))
-    assert homes.find("/0") is None and homes.find("/1") is not None
+    leaders = LeaderCache()
+    for number in range(LEADERS_MAX + 1):
+        leaders.moved(f"/{number}", Origin("http", "h", 1))
+    assert leaders.find("/0") is None and leaders.find("/1") is not None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from millstream.client.errors import BadAnswer, ClientError, ConnectionFailed, NotFound, Unavailable
 from millstream.client.live import Mode, Position, follow, follow_feed
 from millstream.client.messages import Request, Response
+from millstream.client.results import Chunk
 from millstream.protocol.offsets import format_offset, parse_offset
 from millstream.protocol.sse import encode_control, encode_data
 from support.conversations import Answer, emitted, lost, settings
@@ -23,9 +24,11 @@ EVENTS = {"content-type": "text/event-stream"}
 
 
 class Model:
-    """A closed stream behind connections that break where the given numbers say."""
+    """A closed stream, or one that stays open, behind connections that break where the given numbers say."""
 
-    def __init__(self, content_type: str, messages: list[bytes], faults: list[int]) -> None:
+    def __init__(self, content_type: str, messages: list[bytes], faults: list[int], *, is_open: bool = False) -> None:
+        self._ending = {"stream-up-to-date": "true"} if is_open else {"stream-closed": "true"}
+        self._is_open = is_open
         self.content_type = content_type
         self.messages = messages
         self.ends = [sum(map(len, messages[: index + 1])) for index in range(len(messages))]
@@ -41,15 +44,13 @@ class Model:
             return lost()
         if chance % 7 == 1:
             return Response(503, {"retry-after": "1"})
-        if request.method == "HEAD":
-            return Response(200, {"content-type": self.content_type, "stream-next-offset": format_offset(0)})
         query = parse_qs(urlsplit(request.target).query)
         offset = 0 if query["offset"] == ["-1"] else parse_offset(query["offset"][0])
-        if query["live"] == ["sse"]:
+        if query.get("live") == ["sse"]:
             self._unsent = self._events(offset)
             encoding = {} if self.content_type == JSON else {"stream-sse-data-encoding": "base64"}
             return Response(200, {"content-type": "text/event-stream", **encoding})
-        return self._page(offset, 1 + chance % 3)
+        return self._page(offset, 1 + chance % 3, is_live="live" in query)
 
     def _from(self, offset: int) -> int:
         return sum(end <= offset for end in self.ends)
@@ -61,16 +62,20 @@ class Model:
             stream += encode_data(self.content_type, [self.messages[index]], token)
             stream += encode_control(token, cursor="1", up_to_date=False, closed=False)
         last = format_offset(self.ends[-1] if self.ends else 0)
-        return stream + encode_control(last, cursor=None, up_to_date=True, closed=True)
+        return stream + encode_control(
+            last, cursor="1" if self._is_open else None, up_to_date=True, closed=not self._is_open
+        )
 
-    def _page(self, offset: int, count: int) -> Response:
+    def _page(self, offset: int, count: int, *, is_live: bool) -> Response:
         first = self._from(offset)
         taken = self.messages[first : first + count]
         end = first + len(taken)
         headers = {"stream-next-offset": format_offset(self.ends[end - 1] if end else 0)}
         if end == len(self.messages):
-            headers |= {"stream-closed": "true", "stream-up-to-date": "true"}
-        if not taken:
+            headers |= self._ending
+        if is_live and "stream-closed" not in headers:
+            headers["stream-cursor"] = "1"
+        if not taken and is_live:
             return Response(204, headers)
         body = b"[" + b",".join(taken) + b"]" if self.content_type == JSON else b"".join(taken)
         return Response(200, {"content-type": self.content_type, **headers}, body)
@@ -134,6 +139,64 @@ def test_nonsense_in_events_is_named() -> None:
         conversation = follow("/s", Position("-1"), "sse", JSON, settings())
         with pytest.raises(BadAnswer):
             list(emitted(conversation, lambda *_: Response(200, EVENTS), partial(bytes, stream)))
+
+
+def test_base64_may_be_cut_into_lines_and_nothing_else() -> None:
+    control = b'event: control\ndata: {"streamNextOffset":"7","streamClosed":true}\n\n'
+    encoded = {**EVENTS, "stream-sse-data-encoding": "base64"}
+
+    def received(data: bytes) -> list[bytes]:
+        conversation = follow("/s", Position("-1"), "sse", BYTES, settings())
+        stream = b"event: data\n" + data + b"\n\n" + control
+        chunks = emitted(conversation, lambda *_: Response(200, encoded), partial(bytes, stream))
+        return [chunk.data for chunk in chunks]
+
+    assert received(b"data: AAEC\ndata: A\r\ndata:wQF") == [bytes(range(6))]
+    assert received(b"data:") == []
+    for wrong in (b"data: AAE", b"data: AA!EC", b"data: AAEC AAEC"):
+        with pytest.raises(BadAnswer, match="not base64"):
+            received(wrong)
+
+
+def test_events_of_other_kinds_are_passed_over() -> None:
+    stream = (
+        b'event: news\ndata: {"streamNextOffset":"1"}\n\nevent: data\ndata:[1]\n\nevent: data\ndata:[[2]]\n\n'
+        b'event: control\ndata: {"streamNextOffset":"7","streamClosed":true}\n\n'
+    )
+    conversation = follow("/s", Position("-1"), "sse", JSON, settings())
+    (chunk,) = emitted(conversation, lambda *_: Response(200, EVENTS), partial(bytes, stream))
+    assert (chunk.json(), chunk.up_to_date, chunk.closed) == ([1, [2]], True, True)
+
+
+@given(values, st.lists(st.integers(0, 60), max_size=60), st.sampled_from(["sse", "long-poll", "auto"]))
+def test_a_follower_may_stop_at_the_end_of_an_open_stream(found: list[object], faults: list[int], mode: Mode) -> None:
+    messages = [json.dumps(value).encode() for value in found]
+    model = Model(JSON, messages, faults, is_open=True)
+    position = Position("-1")
+    following = follow("/s", position, mode, None, settings(patience=1000), until_up_to_date=True)
+    chunks = list(emitted(following, model.answer, model.body))
+    assert [message for chunk in chunks for message in chunk.messages()] == messages
+    assert (position.up_to_date, position.closed) == (True, False)
+
+
+def test_a_live_answer_without_a_cursor_is_refused_unless_the_stream_is_closed() -> None:
+    page = {"content-type": BYTES, "stream-next-offset": "7", "stream-up-to-date": "true"}
+
+    def followed(headers: dict[str, str]) -> list[bytes]:
+        following = follow("/s", Position("-1"), "long-poll", None, settings())
+        return [chunk.data for chunk in emitted(following, lambda *_: Response(200, headers, b"x"), bytes)]
+
+    assert followed({**page, "stream-closed": "true"}) == [b"x"]
+    with pytest.raises(BadAnswer, match="Stream-Cursor"):
+        followed(page)
+
+
+def test_what_is_not_json_is_named_when_it_is_decoded() -> None:
+    for data in (b"XY]", b'[{"a":1}', b"\xff"):
+        chunk = Chunk(data, JSON, "1", True, False)
+        for decode in (chunk.json, chunk.messages):
+            with pytest.raises(BadAnswer, match="not a JSON array"):
+                decode()
 
 
 @pytest.mark.parametrize("mode", ["sse", "long-poll"])

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream import errors
-from millstream.client.errors import BadRequest, Conflict, SequenceGap, StreamClosed
+from millstream.client.errors import BadRequest, Conflict, ProducerFenced, SequenceGap, StreamClosed
 from millstream.client.messages import Response
 from millstream.client.producing import Batch, ProducerOptions, ProducerState, prepare, send_batch
 from millstream.client.results import Appended
 from millstream.protocol.producers import ProducerState as Known
 from millstream.protocol.producers import is_duplicate
-from support.conversations import Script, settings
+from support.conversations import Script, lost, settings
 
 JSON = "application/json"
 
@@ -149,10 +149,69 @@ def test_bytes_are_joined_only_if_they_may_be() -> None:
         assert bodies == expected
 
 
-def test_nonsense_is_refused() -> None:
-    for options in ({"batch_bytes": 0}, {"in_flight": 0}, {"buffer_bytes": 0}, {"linger": -1.0}, {"epoch": -1}):
-        with pytest.raises(BadRequest):
+def test_a_batch_holds_no_more_messages_than_it_may() -> None:
+    producer = state(linger=9.0, batch_messages=2)
+    assert [producer.add(b"%d" % number, 0.0) for number in range(3)] == [True, True, True]
+    batch = producer.take(0.0)
+    assert batch is not None and batch.body == b"[0,1]" and producer.take(0.0) is None
+
+
+def test_a_final_message_closes_the_stream_in_the_same_append() -> None:
+    producer = state(linger=9.0)
+    producer.add(b"1", 0.0)
+    producer.seal_and_close(b"2")
+    first = producer.take(0.0)
+    assert first is not None and (first.body, first.close) == (b"[1]", False)
+    producer.succeeded(first, Appended("1", False, False))
+    last = producer.take(0.0)
+    assert last is not None and (last.body, last.close) == (b"[2]", True)
+    producer.succeeded(last, Appended("2", False, True))
+    assert (producer.accepted, producer.acknowledged, producer.buffered_bytes) == (2, 2, 0)
+
+
+def test_an_epoch_taken_after_the_claim_gives_way_to_the_next_one() -> None:
+    producer = state(claim=True, linger=0.0, batch_bytes=1)
+    for message in (b"1", b"2"):
+        producer.add(message, 0.0)
+    for current in (5, 9):
+        batch = producer.take(0.0)
+        assert batch is not None and batch.seq == 0
+        producer.failed(batch, ProducerFenced("taken", status=403, headers={"producer-epoch": str(current)}))
+        assert producer.failure is None and producer.epoch == current + 1
+    batch = producer.take(0.0)
+    assert batch is not None
+    producer.succeeded(batch, Appended("1", False, False))
+    later = producer.take(0.0)
+    assert later is not None and later.seq == 1
+    producer.failed(later, ProducerFenced("taken over", status=403, headers={"producer-epoch": "11"}))
+    assert isinstance(producer.failure, ProducerFenced)
+
+
+def test_a_batch_that_may_be_written_is_not_sent_again_under_another_epoch() -> None:
+    producer = state(claim=True, linger=0.0)
+    producer.add(b"1", 0.0)
+    batch = producer.take(0.0)
+    assert batch is not None
+    with pytest.raises(ProducerFenced) as fenced:
+        Script(lost(), FENCED).run(send_batch("/s", batch, producer, settings()))
+    producer.failed(batch, fenced.value)
+    assert producer.failure is fenced.value
+
+
+def test_nonsense_is_refused_by_name() -> None:
+    wrong: tuple[dict[str, Any], ...] = (
+        {"batch_bytes": 0},
+        {"batch_messages": 0},
+        {"in_flight": 0},
+        {"buffer_bytes": 0},
+        {"linger": -1.0},
+        {"epoch": -1},
+    )
+    for options in wrong:
+        with pytest.raises(BadRequest, match=next(iter(options))):
             state(**options)
+    with pytest.raises(BadRequest, match="id is empty"):
+        ProducerOptions("")
     with pytest.raises(BadRequest, match="empty message"):
         state(content_type="text/plain").add(b"", 0.0)
 
@@ -160,7 +219,7 @@ def test_nonsense_is_refused() -> None:
 GAP_AT_0 = Response(409, {"producer-expected-seq": "0", "producer-received-seq": "9"})
 GAP_AT_5 = Response(409, {"producer-expected-seq": "5", "producer-received-seq": "9"})
 FENCED = Response(403, {"producer-epoch": "7"})
-NEWER = Response(400, {}, b'{"error":{"code":"invalid_producer_epoch","message":"starts at 0"}}')
+NEWER = Response(400, {}, b"New epoch must start with sequence 0")
 
 
 @pytest.mark.parametrize(
