@@ -6,7 +6,9 @@ one stops there, because everything behind it was checked on top of it, and leav
     quarantine/<shard>-<position>.refused    a record that could not be applied, with the reason
     quarantine/<shard>-<position>.record     the same, set aside by `millstream quarantine`: passed over from then on
 
-Both are JSON (`Refused`). Files of the second kind are never deleted; those of the first go when a start succeeds.
+Both are JSON (`Refused`), and what they say of shard and position must be what their names say: a file in which a digit
+has changed must not set another record aside. Files of the second kind are never deleted; those of the first go when a
+start succeeds.
 """
 
 from __future__ import annotations
@@ -134,9 +136,15 @@ def read_all(directory: Path | None, kind: str) -> list[Refused]:
     found = []
     for path in sorted(directory.glob(f"*{kind}")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Refused))
-        except msgspec.MsgspecError as error:
+            one = msgspec.json.decode(path.read_bytes(), type=Refused)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{path} cannot be read: {error}", hint="restore it from a copy") from None
+        if path.name != _name(one, kind):
+            raise Corrupt(
+                f"{path} is damaged: it is about position {one.position} of shard {one.shard}, which its name is not",
+                hint="restore it from a copy",
+            )
+        found.append(one)
     return found
 
 

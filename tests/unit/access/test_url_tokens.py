@@ -35,6 +35,23 @@ def test_a_token_with_any_character_changed_is_refused(data: st.DataObject) -> N
             read_url_token(SECRET, changed, 0)
 
 
+@given(grants, st.data())
+def test_any_token_that_is_cut_off_or_has_a_bit_flipped_is_refused(grant: UrlGrant, data: st.DataObject) -> None:
+    token = make_url_token(SECRET, grant)
+    with pytest.raises(Unauthorized):
+        read_url_token(SECRET, token[: data.draw(st.integers(0, len(token) - 1))], 0)
+    flipped = bytearray(token.encode())
+    flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(Unauthorized):
+        read_url_token(SECRET, flipped.decode("latin-1"), 0)
+
+
+@given(st.text() | st.text().map(lambda text: PREFIX + text))
+def test_whatever_else_stands_in_a_url_is_refused(text: str) -> None:
+    with pytest.raises(Unauthorized):
+        read_url_token(SECRET, text, 0)
+
+
 def test_a_token_that_is_cut_off_is_refused() -> None:
     token = make_url_token(SECRET, GRANT)
     for length in range(len(token)):

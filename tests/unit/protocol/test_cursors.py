@@ -52,3 +52,30 @@ def test_a_cursor_is_greater_than_the_one_echoed_and_never_behind_the_clock(
 @pytest.mark.parametrize("echoed", ["", "abc", "-5", "1.5", "1e9", " 1", "²", "٣", "9" * 17, "1\n", "9" * 40, "9" * 51])
 def test_what_is_no_cursor_is_none(echoed: str) -> None:
     assert parse_cursor(echoed) is None
+
+
+whole_cursors = st.tuples(st.integers(10**6, 10**7 - 1), st.integers(0, 10**18 - 1), offsets).map(Cursor._make)
+
+
+@given(st.text() | st.text("0123456789", max_size=60))
+def test_any_text_is_a_cursor_or_none_and_what_was_read_says_the_same(text: str) -> None:
+    cursor = parse_cursor(text)
+    if cursor is not None:
+        assert int(str(cursor)) == int(text)
+
+
+@given(whole_cursors, st.data())
+def test_a_cursor_that_was_cut_off_names_no_stream(cursor: Cursor, data: st.DataObject) -> None:
+    """Otherwise it could name another one, at another offset. (Today's intervals have seven digits.)"""
+    text = str(cursor)
+    cut = parse_cursor(text[: data.draw(st.integers(0, len(text) - 1))])
+    assert cut is None or (cut.incarnation, cut.offset) == (None, None)
+
+
+@given(whole_cursors, st.data())
+def test_a_cursor_with_a_character_changed_is_another_or_none(cursor: Cursor, data: st.DataObject) -> None:
+    text = str(cursor)
+    at = data.draw(st.integers(0, len(text) - 1))
+    changed = text[:at] + data.draw(st.characters()) + text[at + 1 :]
+    if changed != text:
+        assert parse_cursor(changed) != cursor

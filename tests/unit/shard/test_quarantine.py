@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream import config as configuration
 from millstream.cli.checks import log_records
-from millstream.errors import ConfigurationError, OutcomeUnknown
+from millstream.errors import ConfigurationError, Corrupt, OutcomeUnknown
 from millstream.log.file_log import FileLog
-from millstream.shard.quarantine import REFUSED, SET_ASIDE, Unapplicable, read_all, set_aside
+from millstream.shard.quarantine import REFUSED, SET_ASIDE, Refused, Unapplicable, read_all, set_aside
 from millstream.streams.records import (
     AnyRecord,
     Appended,
@@ -176,3 +178,49 @@ def test_a_record_that_cannot_be_applied_stops_writes_with_its_place_and_doctor_
     set_aside(tmp_path / "quarantine", 0, kept.position)
     (finding,) = log_records(config, clock)
     assert finding.level == "warning" and str(kept.position) in finding.message
+
+
+# -- the files ------------------------------------------------------------------------------------------------------
+
+REFUSALS = st.builds(
+    Refused, st.integers(0, 9999), st.integers(1, 10**19), st.text(), st.text(), st.binary(max_size=60)
+)
+
+
+def path_of(directory: Path, refused: Refused, kind: str) -> Path:
+    return directory / f"{refused.shard:04d}-{refused.position:020d}{kind}"
+
+
+@pytest.fixture(scope="module")
+def quarantine_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quarantine")
+
+
+@given(REFUSALS)
+def test_a_file_of_the_quarantine_survives_the_round_trip(quarantine_directory: Path, refused: Refused) -> None:
+    path = path_of(quarantine_directory, refused, SET_ASIDE)
+    path.write_bytes(msgspec.json.encode(refused))
+    try:
+        assert read_all(quarantine_directory, SET_ASIDE) == [refused]
+    finally:
+        path.unlink()
+
+
+@given(REFUSALS, st.data())
+def test_a_damaged_file_never_sets_another_record_aside(
+    quarantine_directory: Path, refused: Refused, data: st.DataObject
+) -> None:
+    encoded = bytearray(msgspec.json.encode(refused))
+    if data.draw(st.booleans()):
+        del encoded[data.draw(st.integers(0, len(encoded) - 1)) :]
+    else:
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = path_of(quarantine_directory, refused, SET_ASIDE)
+    path.write_bytes(encoded)
+    try:
+        (found,) = read_all(quarantine_directory, SET_ASIDE)
+        assert (found.shard, found.position) == (refused.shard, refused.position)
+    except Corrupt as error:
+        assert path.name in error.message
+    finally:
+        path.unlink()
