@@ -100,7 +100,7 @@ def test_deleting_the_end_of_a_chain_of_forks_does_not_hold_the_loop(tmp_path: P
         async with measured_stalls() as stalls:
             assert (await ask(app, "GET", f"{PATH}{depth}?offset=-1")).status == 200
             assert (await ask(app, "DELETE", f"{PATH}{depth}")).status == 204
-        assert node.shard.machine.resident_count() == 0
+        assert node.shard.namespace.resident_count() == 0
         return stalls
 
     stalls = measure(tmp_path, scenario, f"streams.fork_depth_max={depth}")

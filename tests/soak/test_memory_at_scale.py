@@ -57,7 +57,7 @@ def test_a_flush_beside_200000_producers_writes_the_one_that_changed(tmp_path: P
             sizes = [(tmp_path / "cold" / head.path).stat().st_size for head in await chain_of(driver.shard.cold)]
             assert max(sizes[1:]) * 1_000 < sizes[0]
             assert resident_bytes() - before < 20 * MIB
-            assert len(driver.shard.machine.producers) == 0
+            assert len(driver.shard.namespace.producers) == 0
 
     clock = FakeClock()
     run(main(), clock)

@@ -19,7 +19,7 @@ def poison_appends() -> None:
 
     def append_or_poison(self: Any, command: Any, reply: Any) -> None:
         if command.body == b"poison":
-            stream = self.machine.get(command.key, self.clock.now_ms())
+            stream = self.machine.namespace.get(command.key, self.clock.now_ms())
             self.submit(Appended(stream.incarnation, 0, self.clock.now_ms(), [command.body]), reply)
         else:
             append(self, command, reply)

@@ -301,7 +301,7 @@ class ClusterApplication(Front):
             key = found.arguments[0].key if found.kind == "yjs" and "awareness" not in query else found.key
             if key is not None:
                 token = start_token(request, query) or "-1"
-                stream = replica.shard.machine.find(key)
+                stream = replica.shard.namespace.find(key)
                 return stream is not None and token not in ("-1", "now") and parse_offset(token) > stream.tail
             if found.kind == "feed":
                 token = (

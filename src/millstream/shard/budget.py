@@ -56,14 +56,14 @@ class MemoryBudget:
 
     def weigh(self) -> None:
         """Look at what changes slowly; called once a batch."""
-        machine = self._machine
+        machine, namespace = self._machine, self._machine.namespace
         self._state_bytes = (
             self._journals.bytes
-            + STREAM_BYTES * max(0, machine.resident_count() - len(self._hot))
-            + CHANGE_BYTES * (len(machine.dirty) + len(machine.frozen))
-            + REMOVAL_BYTES * (len(machine.removed) + len(machine.removing))
-            + PRODUCER_BYTES * len(machine.producers)
-            + BUCKET_BYTES * len(machine.buckets)
+            + STREAM_BYTES * max(0, namespace.resident_count() - len(self._hot))
+            + CHANGE_BYTES * (len(namespace.changed) + len(namespace.captured))
+            + REMOVAL_BYTES * (len(namespace.removed) + len(namespace.captured_removals))
+            + PRODUCER_BYTES * len(namespace.producers)
+            + BUCKET_BYTES * len(namespace.buckets)
             + DEADLINE_BYTES * len(self._deadlines)
             + machine.subscriptions.bytes
         )

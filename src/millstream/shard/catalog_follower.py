@@ -16,13 +16,11 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from millstream.errors import Corrupt, MillstreamError, NotFound
-from millstream.protocol.keys import StreamKey
 from millstream.shard.flusher import Flusher
 from millstream.shard.parts import ShardParts
 from millstream.shard.restore import checkpoint_of, read_stored, sealed_flush, sealed_replacement
-from millstream.streams.producers import Taken
+from millstream.streams.captures import Capture
 from millstream.streams.records import SegmentSealed
-from millstream.streams.state import Stream
 from millstream.tasks import end
 from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.hot import Unflushed
@@ -37,11 +35,8 @@ class _Generation(NamedTuple):
     """What changed up to the record at position `end`."""
 
     end: int
-    dirty: dict[int, Stream]
-    removed: dict[int, StreamKey]
-    freed_blobs: list[str]
+    changes: Capture
     unflushed: Unflushed
-    producers: Taken
 
 
 class CatalogFollower:
@@ -68,44 +63,16 @@ class CatalogFollower:
         task, self._task = self._task, None
         await end(task)
         async with self._flusher.lock:
-            machine, hot = self._machine, self._hot
             for one in reversed(self._generations):
-                machine.dirty = {i: s for i, s in one.dirty.items() if i not in machine.removed} | machine.dirty
-                machine.removed = one.removed | machine.removed
-                machine.freed_blobs = one.freed_blobs + machine.freed_blobs
-                hot.put_back(one.unflushed)
-                machine.producers.put_back(one.producers)
+                self._machine.namespace.roll_back(one.changes)
+                self._hot.roll_back(one.unflushed)
             self._generations.clear()
-            machine.frozen, machine.removing = {}, {}
 
     def sealed(self, position: int) -> None:
         """A flush was sealed by the record at this position: a generation ends."""
-        machine, hot = self._machine, self._hot
-        self._generations.append(
-            _Generation(
-                position,
-                machine.dirty,
-                machine.removed,
-                machine.freed_blobs,
-                hot.take_unflushed(),
-                machine.producers.take(),
-            )
-        )
-        machine.dirty, machine.removed, machine.freed_blobs = {}, {}, []
-        self._show_generations()
+        changes = self._machine.namespace.begin_capture()
+        self._generations.append(_Generation(position, changes, self._hot.begin_capture()))
         self._noticed.set()
-
-    def _show_generations(self) -> None:
-        """Tell the namespace what the catalog does not show yet."""
-        frozen: dict[int, Stream] = {}
-        removing: dict[int, StreamKey] = {}
-        for one in self._generations:
-            frozen |= one.dirty
-            removing |= one.removed
-        machine = self._machine
-        gone = removing.keys() | machine.removed.keys()
-        machine.frozen = {incarnation: stream for incarnation, stream in frozen.items() if incarnation not in gone}
-        machine.removing = removing
 
     async def _run_forever(self) -> None:
         delay, slowest = RETRY_SECONDS
@@ -135,8 +102,7 @@ class CatalogFollower:
                 return
             # From here on it must not be torn: whoever takes over waits for the lock.
             await asyncio.shield(self._write(*found))
-        if self._machine.sealed and self._machine.sealed[0] is record:
-            self._machine.sealed.pop(0)
+        self._machine.forget_sealed(record.through)
 
     async def _load(self, record: SegmentSealed) -> tuple[Checkpoint, Manifest] | None:
         manifest, head = await read_stored(self._cold, record.manifest)
@@ -158,7 +124,7 @@ class CatalogFollower:
             for one in manifest.replacements
             if not self._is_in_catalog(one)
         ]
-        freed = [blob.encode() for one in self._settled(record.through) for blob in one.freed_blobs]
+        freed = [blob.encode() for one in self._settled(record.through) for blob in one.changes.freed_blobs]
         checkpoint = checkpoint_of(manifest, head, flushes, replacements, manifest.at_ms, position=manifest.through)
         return checkpoint._replace(freed_blobs=freed), manifest
 
@@ -177,18 +143,14 @@ class CatalogFollower:
             await self._flusher.write_catalog(checkpoint, len(manifest.streams))
             if manifest.removed_segments:
                 await self._flusher.in_thread(self._forget, set(manifest.removed_segments))
-            brought = [(one.replaced, one.segments) for one in manifest.replacements]
-            self._machine.replaced = [
-                one for one in self._machine.replaced if (one.replaced, one.segments) not in brought
-            ]
+            self._machine.forget_replaced((one.replaced, one.segments) for one in manifest.replacements)
             concerned = [stream for one in self._generations for stream in one.unflushed.streams]
             position = checkpoint.position
-            left = [one._replace(unflushed=self._hot.forget(one.unflushed, position)) for one in self._generations]
+            left = [one._replace(unflushed=self._hot.commit(one.unflushed, position)) for one in self._generations]
             for one in left:
                 if one.end <= position:
-                    self._machine.producers.saved(one.producers)
+                    self._machine.namespace.commit(one.changes)
             self._generations = deque(one for one in left if one.end > position)
-            self._show_generations()
             await self._flusher.release(position, concerned)
 
     def _forget(self, paths: set[str]) -> None:

@@ -36,7 +36,7 @@ class Creation:
         again = partial(self.create, command, reply)
         if any(self._shard.names.wait_for(name, again) for name in self._other_names(command)):
             return
-        source = self._shard.machine.find(command.fork.source) if command.fork is not None else None
+        source = self._shard.namespace.find(command.fork.source) if command.fork is not None else None
         if command.fork is None or source is None:
             self._create_surveyed(command, reply, Survey(True, []))
             return
@@ -86,7 +86,7 @@ class Creation:
             return
         now_ms = self._shard.clock.now_ms()
         resolve_fork = partial(self._shard.reader.resolve_fork, survey=survey)
-        records, existing = self._shard.machine.check_create(command, now_ms, resolve_fork)
+        records, existing = self._shard.checks.check_create(command, now_ms, resolve_fork)
         if existing is not None:
             reply(existing)
             return
@@ -113,7 +113,7 @@ class Creation:
             try:
                 if error is not None:
                     raise error
-                origin = self._shard.machine.by_incarnation(source)
+                origin = self._shard.namespace.by_incarnation(source)
                 if self._must_wait(command) or origin is None or origin.snapshot != created.snapshot:
                     self._shard.errand(self._shard.blobs.delete(name))
                     reply(START_OVER)
@@ -136,7 +136,7 @@ class Creation:
             if isinstance(outcome, MillstreamError):
                 reply(outcome)
                 return
-            stream = self._shard.machine.find(command.key)
+            stream = self._shard.namespace.find(command.key)
             assert stream is not None
             reply(Created(True, stream.incarnation, stream.content_type, stream.tail, stream.closed))
 

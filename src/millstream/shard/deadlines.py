@@ -114,7 +114,7 @@ class Deadlines:
             if incarnation in self._gone:
                 self._gone.discard(incarnation)
                 continue
-            stream = self._shard.machine.by_incarnation(incarnation)
+            stream = self._shard.namespace.by_incarnation(incarnation)
             if stream is None or stream.deleted:
                 continue
             if stream.is_expired(now_ms):
@@ -124,11 +124,11 @@ class Deadlines:
         asyncio.get_running_loop().call_soon(self._expire)  # requests come in between
 
     def _enact_expiry(self, incarnation: int, reply: Reply) -> None:
-        stream = self._shard.machine.by_incarnation(incarnation)
+        stream = self._shard.namespace.by_incarnation(incarnation)
         now_ms = self._shard.clock.now_ms()
         if stream is None or stream.deleted:
             reply(None)
-        elif self._shard.machine.is_expired(stream, now_ms):
+        elif self._shard.namespace.is_expired(stream, now_ms):
             self._shard.submit(StreamDeleted(incarnation, now_ms, stream.key, expired=True), reply)
         else:
             self.watch(stream)

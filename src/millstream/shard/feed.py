@@ -51,7 +51,7 @@ class FeedPage(NamedTuple):
 
 class Feed:
     def __init__(self, parts: ShardParts) -> None:
-        self._machine = parts.machine
+        self._namespace = parts.machine.namespace
         self._hot = parts.hot
         self._journals = parts.journals
         self._committer = parts.committer
@@ -93,7 +93,7 @@ class Feed:
         return FeedPage(items, max(after, latest), True)
 
     def _items(self, entry: Entry, prefix: str) -> Iterator[FeedItem]:
-        stream = self._machine.by_incarnation(entry.incarnation)
+        stream = self._namespace.by_incarnation(entry.incarnation)
         name = stream.key.stream if stream is not None else entry.notes[0].stream if entry.notes else None
         if name is None or not name.startswith(prefix):
             return
@@ -162,7 +162,7 @@ class Feed:
     def _messages(self, window: Window, after: int, until: int, prefix: str) -> Iterator[FeedItem]:
         """The messages that still count: their stream exists, and has not been trimmed beyond them."""
         for row in window.rows(after, until, prefix):
-            stream = self._machine.by_incarnation(row.incarnation)
+            stream = self._namespace.by_incarnation(row.incarnation)
             if stream is not None and (stream.forks > 0 or row.offset_end > stream.earliest):
                 yield FeedItem(
                     row.position,

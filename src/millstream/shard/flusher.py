@@ -1,6 +1,6 @@
 """Flushing: the log up to a position becomes cold, and the catalog moves to that position.
 
-A flush freezes the state at a position P without stopping anything (`freezing.py`). Then, in this order:
+A flush captures the state at a position P without stopping anything (`flush_capture.py`). Then, in this order:
 
 1. the messages before P go out as Parquet segments, and the changed rows as a manifest;
 2. a `SegmentSealed` record commits them to the log, if the object store is still this server's (`ownership.py`);
@@ -25,7 +25,7 @@ import msgspec
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import Corrupt, MillstreamError, NotFound
-from millstream.shard.freezing import SLICE_STREAMS, Frozen, encode_rows, freeze, thaw
+from millstream.shard.flush_capture import SLICE_STREAMS, FlushCapture
 from millstream.shard.parts import ShardParts
 from millstream.shard.uploads import Uploads
 from millstream.slices import batched
@@ -97,9 +97,11 @@ class Stored(NamedTuple):
 
 class Flusher:
     def __init__(self, parts: ShardParts, limits: FlushLimits) -> None:
+        self._parts = parts
         self._shard = parts.number
         self._ownership = parts.ownership
         self._machine = parts.machine
+        self._namespace = parts.machine.namespace
         self._hot = parts.hot
         self._journals = parts.journals
         self._catalog = parts.catalog
@@ -142,7 +144,7 @@ class Flusher:
         """Read the indexes of what was sealed before a crash and did not reach the catalog."""
         for record in list(self._machine.sealed):
             if record.through <= self._catalog.position:
-                self._machine.sealed.remove(record)  # replayed, but in the catalog already
+                self._machine.forget_sealed(record.through)  # replayed, but in the catalog already
                 continue
             segments = []
             for segment in record.segments or await self._named_by(record.manifest):
@@ -150,7 +152,7 @@ class Flusher:
                 shared_by = [one for one, _ in footer.info.shared_by]
                 segments.append(SealedSegment(segment, encode_extents(footer.extents), shared_by))
             self._sealed.append(SealedFlush(record.through, record.first, record.notes, segments))
-            self._machine.sealed.remove(record)
+            self._machine.forget_sealed(record.through)
 
     async def _named_by(self, manifest: str) -> list[SegmentRef]:
         """The segments of the flush that a manifest was written for, which is the last it tells of."""
@@ -192,12 +194,12 @@ class Flusher:
         if self._committer.failure is not None or not self._ownership.is_settled:
             return False  # nothing can be committed, or nobody knows yet whether the store is ours
         unflushed = self._hot.unflushed
-        if max(len(unflushed.streams), len(self._machine.dirty)) >= FLUSH_STREAMS:
+        if max(len(unflushed.streams), len(self._namespace.changed)) >= FLUSH_STREAMS:
             return True
         if unflushed.bytes >= self._limits.flush_bytes:
             return True
         if self._budget.used > self._limits.pressure_bytes and (
-            unflushed or self._machine.dirty or self._machine.removed
+            unflushed or self._namespace.changed or self._namespace.removed
         ):
             return True
         age_seconds = self._clock.monotonic() - self._last_flush_at
@@ -209,7 +211,7 @@ class Flusher:
             or self._hot.unflushed
             or self._sealed
             or self.removed_segments
-            or self._machine.producers.has_changes
+            or self._namespace.producers.has_changes
         )
 
     @property
@@ -229,43 +231,38 @@ class Flusher:
             started = monotonic_seconds()
             try:
                 # A claim that is still to be made is a record too: it comes before the position, so that it is flushed,
-                # and a store that does not answer costs no freezing.
+                # and a store that does not answer costs no capture.
                 await self._ownership.check()
                 await self.index_sealed()
             except BaseException:
                 self._count_failure()
                 raise
-            position = self._committer.applied_position
             first_position = max(self._machine.flushed, self._catalog.position)
-            frozen = freeze(self._machine, self._hot, self._journals, first_position, position)
+            capture = FlushCapture(self._parts, first_position, self._committer.applied_position)
             removed_segments, self.removed_segments = self.removed_segments, []
             try:
-                await encode_rows(self._machine)
-                stored = await self._store(frozen, removed_segments)
-                await self._seal(frozen, stored)
-                await self._commit(frozen, stored)
+                await capture.encode()
+                stored = await self._store(capture, removed_segments)
+                await self._seal(capture, stored)
+                await self._apply(capture, stored)
             except BaseException:
-                thaw(frozen, self._machine, self._hot)
+                capture.roll_back()
                 self.removed_segments += removed_segments
                 self._count_failure()
                 raise
-            else:
-                self._machine.producers.saved(frozen.producers)
             finally:
                 self.made.clear()
-                self._machine.removing = {}
-                self._machine.frozen = {}
-            self._hot.forget(frozen.unflushed, frozen.position)
-            await self.release(frozen.position, frozen.unflushed.streams)
-            await self._delete_freed_blobs(frozen)
+            capture.commit()
+            await self.release(capture.position, capture.unflushed.streams)
+            await self._delete_freed_blobs(capture)
             self._last_flush_at = self._clock.monotonic()
             self.failure = None
             self.flush_count += 1
             self._measures.flush_seconds.observe(monotonic_seconds() - started)
             self._cold.memory_was_used()
-            self._records_flushed = frozen.records_applied
+            self._records_flushed = capture.records_applied
             await self._consolidate()
-            return frozen.position
+            return capture.position
 
     def _count_failure(self) -> None:
         self._urgent_until = self._clock.monotonic() + URGENT_SECONDS
@@ -273,7 +270,7 @@ class Flusher:
 
     # -- storing -------------------------------------------------------------------------------------------
 
-    async def _store(self, frozen: Frozen, removed_segments: list[str]) -> Stored:
+    async def _store(self, capture: FlushCapture, removed_segments: list[str]) -> Stored:
         """Put everything that is new into the object store."""
         sealed: list[SealedSegment] = []
         written: list[str] = []
@@ -284,10 +281,10 @@ class Flusher:
             await self._cold.objects.put(path, data)
 
         try:
-            jobs = self._jobs(len(frozen.streams) + len(frozen.unflushed))
-            removed = [incarnation for incarnation, _ in frozen.removed]
-            span = frozen.first_position, frozen.position
-            work = FlushInput(self._shard, *span, frozen.streams, removed, frozen.unflushed)
+            jobs = self._jobs(capture.rows)
+            removed = [incarnation for incarnation, _ in capture.removed]
+            span = capture.first_position, capture.position
+            work = FlushInput(self._shard, *span, capture.changes.encoded, removed, capture.unflushed)
             rows, segments = await self.in_thread(jobs.begin, work)
             async with Uploads(put) as uploads:
                 while (encoded := await self.in_thread(next, segments, None)) is not None:
@@ -298,12 +295,12 @@ class Flusher:
                         SealedSegment(_reference(path, encoded), encoded.extents, [one for one, _ in info.shared_by])
                     )
             notes = ""
-            if frozen.notes:
-                notes = notes_path(self._shard, frozen.position, self._clock.random_bytes(8))
-                await put(notes, encode_notes(frozen.notes))
-            flush = SealedFlush(frozen.position, frozen.first_position, notes, sealed)
-            manifest = manifest_path(self._shard, frozen.position, self._clock.random_bytes(8))
-            told = self._manifest(frozen, flush, removed_segments, rows.trimmed)
+            if capture.notes:
+                notes = notes_path(self._shard, capture.position, self._clock.random_bytes(8))
+                await put(notes, encode_notes(capture.notes))
+            flush = SealedFlush(capture.position, capture.first_position, notes, sealed)
+            manifest = manifest_path(self._shard, capture.position, self._clock.random_bytes(8))
+            told = self._manifest(capture, flush, removed_segments, rows.trimmed)
             encoded_manifest = encode_manifest(told, rows.streams)
             await put(manifest, encoded_manifest)
         except Exception:  # one that is given up leaves them to the next start: the store may be what takes so long
@@ -334,14 +331,14 @@ class Flusher:
                 return  # the store is down; what is left there is found and removed at the next start
 
     def _manifest(
-        self, frozen: Frozen, flush: SealedFlush, removed_segments: list[str], trimmed: list[tuple[int, int]]
+        self, capture: FlushCapture, flush: SealedFlush, removed_segments: list[str], trimmed: list[tuple[int, int]]
     ) -> Manifest:
         """All of it but its rows."""
         return Manifest(
             FORMAT,
             self._shard,
             self._catalog.position,
-            frozen.position,
+            capture.position,
             self._clock.now_ms(),
             1,
             1,
@@ -351,17 +348,17 @@ class Flusher:
             ],
             removed_segments,
             [],
-            frozen.removed,
+            capture.removed,
             trimmed,
-            {name.decode(): row for name, row in frozen.singletons.items()},
-            [Replacement(record.replaced, record.segments) for record in frozen.replaced],
+            {name.decode(): row for name, row in capture.singletons.items()},
+            [Replacement(record.replaced, record.segments) for record in capture.replaced],
             [],
             self._ownership.epoch,
             self._catalog.manifest_digest,
-            frozen.producers.rows(),
+            capture.changes.producers.rows(),
         )
 
-    async def _seal(self, frozen: Frozen, stored: Stored) -> None:
+    async def _seal(self, capture: FlushCapture, stored: Stored) -> None:
         flush, manifest, *_ = stored
         # Whoever owns the store by now has seen the manifest if this passes: it was there before they came.
         await self._ownership.check()
@@ -369,41 +366,41 @@ class Flusher:
         if len(segments) > SEALED_SEGMENTS_MAX:
             segments = []
         now_ms = self._clock.now_ms()
-        record = SegmentSealed(frozen.first_position, frozen.position, now_ms, manifest, flush.notes, segments)
+        record = SegmentSealed(capture.first_position, capture.position, now_ms, manifest, flush.notes, segments)
         outcome = await self._committer.submit_and_wait(record)
         if isinstance(outcome, MillstreamError):
             raise outcome  # it may be in the log all the same: what it names stays, and is a leftover if it is not
         # Applying the record has noted it as sealed without an index; here the index is at hand.
-        self._machine.sealed = [record for record in self._machine.sealed if record.through != flush.through]
+        self._machine.forget_sealed(flush.through)
         self._sealed.append(flush)
 
-    async def _commit(self, frozen: Frozen, stored: Stored) -> None:
+    async def _apply(self, capture: FlushCapture, stored: Stored) -> None:
         rows = stored.rows
-        replacements = [await self._indexed(record) for record in frozen.replaced]
+        replacements = [await self._indexed(record) for record in capture.replaced]
         flushes, self._sealed = self._sealed, []
         checkpoint = Checkpoint(
-            frozen.position,
+            capture.position,
             rows.streams,
-            [(incarnation.to_bytes(8, "big"), name) for incarnation, name in frozen.removed],
-            [blob.encode() for blob in frozen.freed_blobs],
-            {**frozen.singletons, MANIFEST_DIGEST: stored.digest},
+            [(incarnation.to_bytes(8, "big"), name) for incarnation, name in capture.removed],
+            [blob.encode() for blob in capture.changes.freed_blobs],
+            {**capture.singletons, MANIFEST_DIGEST: stored.digest},
             rows.trimmed,
             flushes,
             self._clock.now_ms(),
             replacements,
-            frozen.producers.rows(),
+            capture.changes.producers.rows(),
             self._producers_before_ms(),
         )
         try:
-            await self.write_catalog(checkpoint, len(frozen.streams) + len(frozen.unflushed) + frozen.producers.count)
+            await self.write_catalog(checkpoint, capture.rows + capture.changes.producers.count)
         except BaseException:
             self._sealed = flushes + self._sealed
             raise
-        await self.in_thread(self._log.trim, frozen.position)
+        await self.in_thread(self._log.trim, capture.position)
 
     def _producers_before_ms(self) -> int:
         """Producers that have not written since then have expired."""
-        expiry_ms = self._machine.limits.producer_expiry_ms
+        expiry_ms = self._namespace.limits.producer_expiry_ms
         return 0 if expiry_ms is None else self._clock.now_ms() - expiry_ms
 
     async def write_catalog(self, checkpoint: Checkpoint, rows: int) -> None:
@@ -423,8 +420,8 @@ class Flusher:
             segments.append(SealedSegment(one, encode_extents(footer.extents), shared_by))
         return SealedReplacement(record.replaced, segments)
 
-    async def _delete_freed_blobs(self, frozen: Frozen) -> None:
-        for blob in frozen.freed_blobs:
+    async def _delete_freed_blobs(self, capture: FlushCapture) -> None:
+        for blob in capture.changes.freed_blobs:
             try:
                 await self._blobs.delete(blob)
             except MillstreamError as error:
@@ -445,9 +442,9 @@ class Flusher:
                 self._journals.drop(buckets)
                 await asyncio.sleep(0)
             for some in batched(incarnations, SLICE_STREAMS):
-                resident = [one for one in map(self._machine.if_resident, some) if one is not None]
+                resident = [one for one in map(self._namespace.if_resident, some) if one is not None]
                 self._hot.release(resident, position)
-                self._machine.evict(resident, self._pinned, self._excess())
+                self._namespace.evict(resident, self._pinned, self._excess())
                 await asyncio.sleep(0)
         self._none_to_spare = 0
         await self._evict_excess()
@@ -459,19 +456,19 @@ class Flusher:
 
     async def _evict_excess(self) -> None:
         """Forget streams that are in memory only because they were read, if there are too many."""
-        if self._excess() <= 0 or self._machine.resident_count() <= self._none_to_spare:
+        if self._excess() <= 0 or self._namespace.resident_count() <= self._none_to_spare:
             return
-        for some in batched(list(self._machine.resident()), SLICE_STREAMS):
-            self._machine.evict(some, self._pinned, self._excess())
+        for some in batched(list(self._namespace.resident()), SLICE_STREAMS):
+            self._namespace.evict(some, self._pinned, self._excess())
             if self._excess() <= 0:
                 return
             await asyncio.sleep(0)
         # The others have messages in memory, or changed: they can go after the next flush.
-        self._none_to_spare = self._machine.resident_count() + SPARE_STREAMS
+        self._none_to_spare = self._namespace.resident_count() + SPARE_STREAMS
 
     def _excess(self) -> int:
         """How many more streams are in memory than allowed."""
-        return self._machine.resident_count() - self._limits.resident_streams_max
+        return self._namespace.resident_count() - self._limits.resident_streams_max
 
     # -- full manifests --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from millstream.protocol.keys import StreamKey
-from millstream.streams.machine import StateMachine
+from millstream.streams.namespace import Namespace
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import decode_key, decode_stream, encode_key
@@ -24,8 +24,8 @@ class Page(NamedTuple):
 
 
 class Listing:
-    def __init__(self, machine: StateMachine, catalog: Catalog) -> None:
-        self._machine = machine
+    def __init__(self, namespace: Namespace, catalog: Catalog) -> None:
+        self._namespace = namespace
         self._catalog = catalog
 
     def page(self, bucket: str, prefix: str, after: str, limit: int, now_ms: int) -> Page:
@@ -36,7 +36,7 @@ class Listing:
     def _live(self, bucket: str, prefix: str, after: str, now_ms: int) -> Iterator[Stream]:
         unsaved = {
             encode_key(stream.key): stream
-            for stream in self._machine.unsaved()
+            for stream in self._namespace.unsaved()
             if stream.key.bucket == bucket and stream.key.stream.startswith(prefix) and stream.key.stream > after
         }
         saved = self._saved(bucket, prefix, after)
@@ -46,7 +46,7 @@ class Listing:
                 continue
             last = name
             stream = unsaved.get(name) or self._current(name, row)
-            if stream is not None and not stream.deleted and not self._machine.is_expired(stream, now_ms):
+            if stream is not None and not stream.deleted and not self._namespace.is_expired(stream, now_ms):
                 yield stream
 
     def _saved(self, bucket: str, prefix: str, after: str) -> Iterator[tuple[bytes, bytes]]:
@@ -56,7 +56,6 @@ class Listing:
     def _current(self, name: bytes, row: bytes) -> Stream | None:
         """The stream of a catalog row, unless it is gone since; not kept in memory for having been listed."""
         stream = decode_stream(decode_key(name), row)
-        machine = self._machine
-        if stream.incarnation in machine.removed or stream.incarnation in machine.removing:
+        if self._namespace.is_removed(stream.incarnation):
             return None
-        return machine.if_resident(stream.incarnation) or stream
+        return self._namespace.if_resident(stream.incarnation) or stream

@@ -19,17 +19,18 @@ from millstream.tiers.journal import Journals, Note
 class Publisher:
     def __init__(self, machine: StateMachine, hot: HotTier, journals: Journals) -> None:
         self._machine = machine
+        self._namespace = machine.namespace
         self._hot = hot
         self._journals = journals
 
     def publish(self, record: AnyRecord, position: int) -> None:
         """Show what a record says to readers, if its stream is still there, and free what it let go."""
         if isinstance(record, Appended):
-            stream = self._machine.by_incarnation(record.stream)
+            stream = self._namespace.by_incarnation(record.stream)
             if stream is not None:
                 self.appended(record, position, stream)
         elif isinstance(record, StreamCreated):
-            stream = self._machine.by_incarnation(position)
+            stream = self._namespace.by_incarnation(position)
             if stream is not None:
                 self._created(record, position, stream)
         elif isinstance(record, StreamDeleted):
@@ -37,11 +38,11 @@ class Publisher:
             note = Note(event, record.key.stream, record.at_ms, 0, "")
             self._journals.add(record.key.bucket, position, record.stream, note)
         elif isinstance(record, SnapshotPublished):
-            stream = self._machine.by_incarnation(record.stream)
+            stream = self._namespace.by_incarnation(record.stream)
             if stream is not None:
                 self._snapshot(record, position, stream)
         elif isinstance(record, StreamTrimmed):
-            stream = self._machine.by_incarnation(record.stream)
+            stream = self._namespace.by_incarnation(record.stream)
             if stream is not None:
                 self.trim(stream)
         if self._machine.purged:
@@ -83,10 +84,9 @@ class Publisher:
             self._hot.trim(stream, stream.earliest)
 
     def _free_purged(self) -> None:
-        for stream in self._machine.purged:
+        for stream in self._machine.take_purged():
             self._hot.purge(stream)
             if stream.fork is not None:
-                source = self._machine.by_incarnation(stream.fork.source)
+                source = self._namespace.by_incarnation(stream.fork.source)
                 if source is not None:
                     self.trim(source)
-        self._machine.purged.clear()

@@ -154,7 +154,7 @@ class Reader:
         owners = [(owner, limit)]
         while owner.fork is not None and offset < owner.fork.offset:
             limit = min(limit, owner.fork.offset)
-            source = self._machine.by_incarnation(owner.fork.source)
+            source = self._machine.namespace.by_incarnation(owner.fork.source)
             if source is None:
                 raise Corrupt(f"the source of stream {stream.key} is missing")
             owner = source

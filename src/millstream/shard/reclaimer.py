@@ -32,7 +32,7 @@ class Reclaimer:
         self._catalog = parts.catalog
         self._cold = parts.cold
         self._blobs = parts.blobs
-        self._machine = parts.machine
+        self._namespace = parts.machine.namespace
         self._clock = parts.clock
         self._expiry_clock = parts.expiry_clock
         self._measures = parts.measures
@@ -87,7 +87,7 @@ class Reclaimer:
             return True  # another shard's
         if name in self._blobs.made or self._catalog.refers_to_blob(name):
             return True
-        return any(stream.snapshot is not None and stream.snapshot.blob == name for stream in self._machine.unsaved())
+        return any(stream.snapshot is not None and stream.snapshot.blob == name for stream in self._namespace.unsaved())
 
     async def reclaim(self) -> int:
         """Delete the segments that have been dead for the grace period, after a manifest has said so.

@@ -28,7 +28,6 @@ def recover(
     log: Log, catalog: Catalog, machine: StateMachine, publisher: Publisher, quarantine: Quarantine
 ) -> Recovered:
     catalog.restore(machine)
-    machine.flushed = catalog.position
     if catalog.position > 1 and not log.exists:
         raise Corrupt(
             f"the log is missing: the catalog stands at position {catalog.position} and needs what comes after it",

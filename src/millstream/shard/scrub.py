@@ -53,7 +53,7 @@ class Scrubber:
         self._catalog = parts.catalog
         self._cold = parts.cold
         self._blobs = parts.blobs
-        self._machine = parts.machine
+        self._namespace = parts.machine.namespace
         self._committer = parts.committer
         self._clock = parts.clock
         self._measures = parts.measures
@@ -123,7 +123,7 @@ class Scrubber:
         damage = self._cold.objects.damage
         if damage.objects:
             named = {segment.path for segment in self._segments()} | {row.notes for _, row in self._catalog.flushes()}
-            unsaved = (stream.snapshot for stream in self._machine.unsaved())
+            unsaved = (stream.snapshot for stream in self._namespace.unsaved())
             named |= {f"snapshots/{snapshot.blob}" for snapshot in unsaved if snapshot is not None}
             for path in list(damage.objects):
                 if path.startswith("manifests/"):

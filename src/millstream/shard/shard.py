@@ -39,9 +39,11 @@ from millstream.shard.reclaimer import Reclaimer
 from millstream.shard.recovery import recover
 from millstream.shard.scrub import NO_SCRUBS, Scrubber, ScrubLimits
 from millstream.shard.splitting import SPLIT_ON_LOOP_BYTES, Splitting
+from millstream.streams.checks import Checks
 from millstream.streams.commands import AppendMessages, CreateStream
 from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.machine import StateMachine
+from millstream.streams.namespace import Namespace
 from millstream.streams.records import (
     AnyRecord,
     Appended,
@@ -110,7 +112,9 @@ class Shard:
         self._log = log
         self._catalog = catalog
         self.hot_bytes_max = hot_bytes_max
-        self.machine = StateMachine(catalog, stream_limits, self.expiry_clock.now_ms)
+        self.namespace = Namespace(catalog, stream_limits, self.expiry_clock.now_ms)
+        self.machine = StateMachine(self.namespace)
+        self.checks = Checks(self.namespace)
         self.hot = HotTier()
         self.journals = Journals()
         self.journals.start = catalog.position
@@ -126,7 +130,7 @@ class Shard:
         )
         self._reads = 0
         self.reader = Reader(self.machine, self.hot, cold)
-        self.listing = Listing(self.machine, catalog)
+        self.listing = Listing(self.namespace, catalog)
         self.names = Names()
         self.listeners = Listeners(self.measures)
         self._creation = Creation(self)
@@ -183,7 +187,7 @@ class Shard:
 
     def run(self) -> None:
         """Do what is due over time. Writes are accepted only while the shard leads."""
-        self.deadlines.start(self._catalog.expiring(), self.machine.dirty.values())
+        self.deadlines.start(self._catalog.expiring(), self.namespace.changed.values())
         start = partial(self.supervisor.start, of=f"shard {self.number}")
         self._tasks = [
             start("expiry", self._tick_forever, is_vital=True),
@@ -297,15 +301,15 @@ class Shard:
         now_ms = self.clock.now_ms()
         stream = None
         try:
-            stream = self.machine.get(key, now_ms)
-            record, outcome = self.machine.check_append(stream, command, now_ms)
+            stream = self.namespace.get(key, now_ms)
+            record, outcome = self.checks.check_append(stream, command, now_ms)
             if record is None:
                 self.settle(stream, reply, outcome)
                 return
             if not self.budget.has_room(len(command.body) + MESSAGE_COST_BYTES * len(record.messages)):
                 raise self.backpressure()
             position = self.committer.submit(record, reply, outcome)
-            self.machine.accept(stream, record, outcome.tail, position)
+            self.checks.accept(stream, record, outcome.tail, position)
         except MillstreamError as error:
             self.settle(stream, reply, error)
 
@@ -332,7 +336,7 @@ class Shard:
         """Those of the incarnations that still count, each with the offset before which nothing of it does."""
         found: list[tuple[int, int]] = []
         for count, incarnation in enumerate(incarnations, 1):
-            stream = self.machine.peek(incarnation)
+            stream = self.namespace.peek(incarnation)
             if stream is not None and stream.key.bucket == bucket:
                 found.append((incarnation, 0 if stream.forks else stream.earliest))
             if count % ALIVE_SLICE == 0:
@@ -379,14 +383,14 @@ class Shard:
 
     def _delete(self, key: StreamKey, reply: Reply) -> None:
         now_ms = self.clock.now_ms()
-        stream = self.machine.get(key, now_ms)
+        stream = self.namespace.get(key, now_ms)
         if not self.budget.has_room_to_remove():
             raise self.backpressure()
         self.submit(StreamDeleted(stream.incarnation, now_ms, stream.key), reply)
 
     def create_bucket(self, name: str, reply: Reply) -> None:
         def action(done: Reply) -> None:
-            record = self.machine.check_create_bucket(name, self.clock.now_ms())
+            record = self.checks.check_create_bucket(name, self.clock.now_ms())
             if not self.budget.has_room(BUCKET_BYTES):
                 raise self.backpressure()
             self.submit(record, done)
@@ -402,7 +406,7 @@ class Shard:
             try:
                 if isinstance(error, MillstreamError):
                     raise error
-                self.submit(self.machine.check_delete_bucket(name, self.clock.now_ms()), done)
+                self.submit(self.checks.check_delete_bucket(name, self.clock.now_ms()), done)
             except MillstreamError as refusal:
                 done(refusal)
 
@@ -439,9 +443,9 @@ class Shard:
             reply(outcome)
 
         async def store() -> None:
-            self.machine.check_snapshot(stream, offset)
+            self.checks.check_snapshot(stream, offset)
             survey = await self.reader.survey(stream, offset)
-            self.machine.check_snapshot(stream, offset, is_boundary=survey.is_boundary)
+            self.checks.check_snapshot(stream, offset, is_boundary=survey.is_boundary)
             await self.blobs.commit(upload, name)
 
         def durable(error: MillstreamError | None) -> None:
@@ -454,7 +458,7 @@ class Shard:
             stream = self.get(key)
             if incarnation not in (None, stream.incarnation):
                 raise NotFound(f"stream {key} was deleted and made anew meanwhile")
-            self.machine.check_snapshot(stream, offset)
+            self.checks.check_snapshot(stream, offset)
             snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
             record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
             self.submit(record, lambda error: done(error or _if_alive(stream)))
@@ -521,8 +525,8 @@ class Shard:
             except MillstreamError as error:
                 finish(error)
 
-        stream = self.machine.find(name) if isinstance(name, StreamKey) else None
-        if stream is not None and self.machine.is_expired(stream, self.clock.now_ms()):
+        stream = self.namespace.find(name) if isinstance(name, StreamKey) else None
+        if stream is not None and self.namespace.is_expired(stream, self.clock.now_ms()):
             # A fork of it may be in flight: whether it keeps its name is known when that is durable.
             self.committer.settle(run, None)
         else:
@@ -563,14 +567,14 @@ class Shard:
     def _undo_batch(self, batch: Batch) -> None:
         for record, _, _, _ in batch.entries:
             if isinstance(record, Appended):
-                stream = self.machine.by_incarnation(record.stream)
+                stream = self.namespace.by_incarnation(record.stream)
                 if stream is not None:
                     stream.ahead = None
 
     # -- reading -------------------------------------------------------------------------------------------
 
     def get(self, key: StreamKey) -> Stream:
-        return self.machine.get(key, self.clock.now_ms())
+        return self.namespace.get(key, self.clock.now_ms())
 
     def check_retained(self, stream: Stream, offset: int) -> None:
         """Refuse an offset whose messages a snapshot has replaced (Extensions §2.2)."""
@@ -597,7 +601,7 @@ class Shard:
     def scan_paths_in_slices(self, prefix: str) -> Iterator[list[Stream]]:
         """The same a few at a time, which may be none: nothing is held between two slices, so others may work then."""
         seen: set[int] = set()
-        resident = list(self.machine.resident())
+        resident = list(self.namespace.resident())
         for first in range(0, len(resident), SCAN_SLICE):
             yield self._live_below(prefix, resident[first : first + SCAN_SLICE], seen)
         bucket, slash, rest = prefix.partition("/")
@@ -605,7 +609,7 @@ class Shard:
         after = b""
         while names := [name for name, _ in islice(self._catalog.scan(raw, after), SCAN_SLICE)]:
             after = names[-1]
-            found = [self.machine.peek_key(decode_key(name)) for name in names]
+            found = [self.namespace.peek_key(decode_key(name)) for name in names]
             yield self._live_below(prefix, [stream for stream in found if stream is not None], seen)
 
     def _live_below(self, prefix: str, streams: list[Stream], seen: set[int]) -> list[Stream]:
@@ -616,7 +620,7 @@ class Shard:
             if stream.incarnation not in seen
             and not stream.deleted
             and stream.key.v1_path.startswith(prefix)
-            and not self.machine.is_expired(stream, now_ms)
+            and not self.namespace.is_expired(stream, now_ms)
         ]
         seen.update(stream.incarnation for stream in live)
         return live

@@ -53,7 +53,7 @@ class Splitting:
         self._shard.budget.splitting_bytes += size
         try:
             split = await asyncio.get_running_loop().run_in_executor(
-                self._thread, _messages, command.body, self._shard.machine.limits.append_messages_max
+                self._thread, _messages, command.body, self._shard.namespace.limits.append_messages_max
             )
         finally:
             self._shard.budget.splitting_bytes -= size

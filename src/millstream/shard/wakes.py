@@ -127,7 +127,7 @@ class Wakes:
                 self.delete(subscription.id, _ignore)
         if self._state.patterns:
             # A crash may have come between the first append to a stream and its link.
-            self._match([stream.key.v1_path for stream in self._shard.machine.resident() if stream.tail])
+            self._match([stream.key.v1_path for stream in self._shard.namespace.resident() if stream.tail])
 
     def _resume(self, subscription: Subscription, done: Reply) -> None:
         def surveyed(error: MillstreamError | None) -> None:
@@ -244,7 +244,7 @@ class Wakes:
                 raise _invalid(f"pattern must have at most {settings.pattern_wildcards_max} segments * and **")
         if config.webhook_url is not None:
             checked_url(config.webhook_url, settings.private_targets)
-        if config.wake_stream is not None and self._shard.machine.find(parse_v1_path(config.wake_stream)) is None:
+        if config.wake_stream is not None and self._shard.namespace.find(parse_v1_path(config.wake_stream)) is None:
             raise _invalid(f"the wake stream {config.wake_stream!r} does not exist")
         self._check_room(len(config.streams), len(config.streams))
 
@@ -595,7 +595,7 @@ class Wakes:
         """Append the wake to the wake stream, where workers wait for it."""
         assert subscription.config.wake_stream is not None
         key = parse_v1_path(subscription.config.wake_stream)
-        stream = self._shard.machine.find(key)
+        stream = self._shard.namespace.find(key)
         if stream is None:
             logger.warning("subscription %s: its wake stream %s does not exist", subscription.id, key)
             return
@@ -740,7 +740,7 @@ class Wakes:
         return self._shard.clock.now_ms() + subscription.config.lease_ttl_ms
 
     def tail_of(self, path: str) -> int:
-        stream = self._shard.machine.peek_key(parse_v1_path(path))
+        stream = self._shard.namespace.peek_key(parse_v1_path(path))
         return stream.tail if stream is not None and not stream.deleted else 0
 
     def hand_out(self, subscription: Subscription, wake: Wake) -> list[dict[str, object]]:

@@ -1,13 +1,12 @@
 """Checks: commands become records, or refusals.
 
-A check looks at committed state and at what is in flight (`Stream.ahead`), and leaves committed state alone. Commands
+A check looks at the namespace and at what is in flight (`Stream.ahead`), and leaves committed state alone. Commands
 that change what a name means (create, delete) run alone on that name: the shard sees to it that nothing else is in
 flight there, so their checks need no second view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from millstream.errors import (
@@ -25,8 +24,7 @@ from millstream.protocol.json_messages import split_messages
 from millstream.protocol.offsets import OFFSET_MAX, format_offset
 from millstream.protocol.producers import ProducerState, is_duplicate
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
-from millstream.streams.limits import StreamLimits
-from millstream.streams.namespace import Namespace, StateSource
+from millstream.streams.namespace import Namespace
 from millstream.streams.records import (
     Appended,
     BucketCreated,
@@ -45,10 +43,10 @@ class ForkResolver(Protocol):
     def __call__(self, source: Stream, offset: int, sub_offset: int) -> tuple[int, list[bytes]]: ...
 
 
-class Checks(Namespace):
-    def __init__(self, source: StateSource, limits: StreamLimits, expiry_ms: Callable[[], int]) -> None:
-        super().__init__(source, limits, expiry_ms)
-        self.limits = limits
+class Checks:
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._limits = namespace.limits
 
     def check_append(
         self, stream: Stream, command: AppendMessages, now_ms: int
@@ -63,7 +61,7 @@ class Checks(Namespace):
             return None, self._repeated_close(stream, view, command, now_ms)
         messages = self._messages(stream, command) if command.body else []
         if claim is not None:
-            state = self.producer(stream, claim.id, now_ms)
+            state = self._namespace.producer(stream, claim.id, now_ms)
             if is_duplicate(state, claim):
                 assert state is not None
                 return None, AppendOutcome(stream.incarnation, view.tail, view.closed, False, claim.epoch, state.seq)
@@ -80,7 +78,7 @@ class Checks(Namespace):
             return record, AppendOutcome(stream.incarnation, tail, command.close, True)
         if state is None:
             in_flight = len(stream.ahead.producers) if stream.ahead is not None else 0
-            self.producers.check_room(stream.incarnation, claim.id, in_flight)
+            self._namespace.producers.check_room(stream.incarnation, claim.id, in_flight)
         return record, AppendOutcome(stream.incarnation, tail, command.close, bool(messages), claim.epoch, claim.seq)
 
     def _messages(self, stream: Stream, command: AppendMessages) -> list[bytes]:
@@ -110,7 +108,7 @@ class Checks(Namespace):
         elif claim == view.closed_by:
             return AppendOutcome(stream.incarnation, view.tail, True, False, claim.epoch, claim.seq)
         else:
-            state = self.producer(stream, claim.id, now_ms)
+            state = self._namespace.producer(stream, claim.id, now_ms)
             if state is not None and claim.epoch < state.epoch:
                 is_duplicate(state, claim)  # raises: a fenced producer learns that first
         raise StreamClosed(f"stream {stream.key} is closed", tail=view.tail)
@@ -151,15 +149,15 @@ class Checks(Namespace):
         """
         records: list[StreamCreated | StreamDeleted] = []
         if command.bucket_required:
-            self.bucket(command.key.bucket)
-        existing = self.find(command.key)
+            self._namespace.bucket(command.key.bucket)
+        existing = self._namespace.find(command.key)
         if existing is not None:
-            if existing.soft_deleted or (existing.forks and self.is_expired(existing, now_ms)):
+            if existing.soft_deleted or (existing.forks and self._namespace.is_expired(existing, now_ms)):
                 raise Conflict(
                     f"stream {command.key} was deleted but has forks; its name is free when they are gone",
                     code="stream_has_forks",
                 )
-            if not self.is_expired(existing, now_ms):
+            if not self._namespace.is_expired(existing, now_ms):
                 if command.only_if_absent:
                     raise PreconditionFailed(f"stream {command.key} exists already")
                 if command.if_match is not None:
@@ -230,14 +228,14 @@ class Checks(Namespace):
             )
 
     def check_create_bucket(self, name: str, now_ms: int) -> BucketCreated:
-        if name in self.buckets:
+        if name in self._namespace.buckets:
             raise Conflict(f"bucket {name} exists already", code="bucket_exists")
         return BucketCreated(name, now_ms)
 
     def check_delete_bucket(self, name: str, now_ms: int) -> BucketDeleted:
-        if self.bucket(name).streams:
+        if self._namespace.bucket(name).streams:
             raise Conflict(
-                f"bucket {name} holds {self.buckets[name].streams} streams",
+                f"bucket {name} holds {self._namespace.buckets[name].streams} streams",
                 code="bucket_not_empty",
                 hint="delete its streams first",
             )
@@ -252,14 +250,14 @@ class Checks(Namespace):
         """The messages of a JSON body, or what is wrong with it; a large one was looked at before."""
         split = command.split
         if split is None:
-            return split_messages(command.body, self.limits.append_messages_max)
+            return split_messages(command.body, self._limits.append_messages_max)
         if isinstance(split, InvalidRequest):
             raise split
         return split
 
     def _fork_source(self, fork: ForkRequest, content_type: str | None, now_ms: int) -> Stream:
-        source = self.find(fork.source)
-        is_expired = source is not None and self.is_expired(source, now_ms)
+        source = self._namespace.find(fork.source)
+        is_expired = source is not None and self._namespace.is_expired(source, now_ms)
         if source is None or (is_expired and not source.forks):
             raise NotFound(f"the source {fork.source} of the fork does not exist", code="fork_source_not_found")
         if source.soft_deleted or is_expired:
@@ -274,14 +272,14 @@ class Checks(Namespace):
 
     def _check_depth(self, source: Stream) -> None:
         """Refuse a fork whose bytes would be found only at the end of a long chain of sources."""
-        stream = source
-        for _ in range(self.limits.fork_depth_max):
-            below = self.peek(stream.fork.source) if stream.fork is not None else None
+        stream, depth_max = source, self._limits.fork_depth_max
+        for _ in range(depth_max):
+            below = self._namespace.peek(stream.fork.source) if stream.fork is not None else None
             if below is None:
                 return
             stream = below
         raise Conflict(
-            f"stream {source.key} is itself a fork of a fork, {self.limits.fork_depth_max} deep; deeper is not allowed",
+            f"stream {source.key} is itself a fork of a fork, {depth_max} deep; deeper is not allowed",
             code="fork_too_deep",
             hint="fork a stream nearer to the first source, or copy the messages into a new stream;"
             " streams.fork_depth_max is the limit",
@@ -311,7 +309,7 @@ class Checks(Namespace):
             same_fork = origin is None
             content_type = content_type or OCTET_STREAM
         else:
-            source = self.find(fork.source)
+            source = self._namespace.find(fork.source)
             same_fork = (
                 origin is not None
                 and source is not None

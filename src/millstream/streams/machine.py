@@ -6,16 +6,13 @@ kept here: state knows where messages lie, the tiers know what they say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
 
 from millstream.errors import Corrupt
 from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
-from millstream.protocol.producers import ProducerClaim, ProducerState
-from millstream.streams.checks import Checks
-from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
-from millstream.streams.namespace import StateSource
+from millstream.protocol.producers import ProducerState
+from millstream.streams.namespace import Namespace
 from millstream.streams.records import (
     AnyRecord,
     Appended,
@@ -23,6 +20,7 @@ from millstream.streams.records import (
     BucketDeleted,
     LeaderStarted,
     SecretsCreated,
+    SegmentRef,
     SegmentSealed,
     SegmentsReplaced,
     SnapshotPublished,
@@ -36,33 +34,21 @@ from millstream.streams.records import (
     SubscriptionDeleted,
 )
 from millstream.streams.state import Bucket, Stream
-from millstream.streams.subscriptions import Subscriptions
-
-# Later than anything: who has only one clock goes by that alone.
-FOREVER_MS: Final = 1 << 62
+from millstream.streams.subscriptions import Subscription, Subscriptions
 
 
-class StateMachine(Checks):
-    """`expiry_ms` is the time by which streams expire, if that is not simply the present one."""
-
-    def __init__(
-        self,
-        source: StateSource,
-        limits: StreamLimits = DEFAULT_LIMITS,
-        expiry_ms: Callable[[], int] = lambda: FOREVER_MS,
-    ) -> None:
-        super().__init__(source, limits, expiry_ms)
+class StateMachine:
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
         self.subscriptions = Subscriptions()
         self.secrets: SecretsCreated | None = None
         # The last claim of the object store that this log was part of.
         self.store_claim: StoreClaimed | None = None
         # Where this log went on although the store could not be asked whose it is; None once it was asked.
         self.store_unasked_at: int | None = None
-        # What the records applied last have let go: the shard frees the bytes at once. Blobs go after the next
-        # flush: until then the object store alone would still restore a state that refers to them.
+        # Streams that the records applied last have purged: the shard frees their messages at once.
         self.purged: list[Stream] = []
-        self.freed_blobs: list[str] = []
-        # Before this position everything is cold; `sealed` are the segments the catalog does not list yet.
+        # Before this position everything is cold; `sealed` are the flushes the catalog does not list yet.
         self.flushed = 1
         self.sealed: list[SegmentSealed] = []
         # Compactions the catalog does not reflect yet.
@@ -94,25 +80,16 @@ class StateMachine(Checks):
         self.records_applied += 1
         return self._effects[type(record)](record, position)
 
-    def _change(self, stream: Stream) -> None:
-        self._grow(stream)
-        self.dirty[stream.incarnation] = stream
-
-    def _grow(self, stream: Stream) -> None:
-        """The stream gets messages, and nothing about it changes but what these tell: its tail, and when it was last
-        written to and accessed."""
-        if self.freezing and self.freezing.pop(stream.incarnation, None) is not None:
-            self.before_change(stream)
-
     def _appended(self, record: Appended, position: int) -> Stream | None:
-        stream = self.by_incarnation(record.stream)
+        namespace = self.namespace
+        stream = namespace.by_incarnation(record.stream)
         if stream is None:
             return None  # purged by an earlier record while this one was in flight
         at_ms = record.at_ms
         if record.close or record.seq is not None or not record.messages or at_ms < stream.last_access_ms:
-            self._change(stream)
-        else:
-            self._grow(stream)
+            namespace.change(stream)
+        elif namespace.unencoded:  # `grow` does nothing otherwise, and most appends spare the call
+            namespace.grow(stream)
         if record.offset != stream.tail:
             self._leave_gap(stream, record.offset)
         stream.tail += sum(map(len, record.messages))
@@ -124,12 +101,43 @@ class StateMachine(Checks):
             stream.closed_by = record.producer
         if record.seq is not None:
             stream.seq = record.seq
-        if record.producer is not None:
-            self._remember_producer(stream, record.producer, at_ms)
+        claim = record.producer
+        if claim is not None:
+            namespace.producers.put(record.stream, claim.id, ProducerState(claim.epoch, claim.seq, at_ms))
         ahead = stream.ahead
         if ahead is not None and ahead.position <= position:
             stream.ahead = None
         return stream
+
+    def restore(
+        self,
+        position: int,
+        buckets: Iterable[Bucket],
+        subscriptions: Iterable[Subscription],
+        secrets: SecretsCreated | None,
+        store_claim: StoreClaimed | None,
+    ) -> None:
+        """Begin with the state at a position, as a checkpoint stored what is always in memory."""
+        self.flushed = position
+        self.namespace.buckets.update({bucket.name: bucket for bucket in buckets})
+        for subscription in subscriptions:
+            self.subscriptions.restore(subscription)
+        self.secrets = secrets
+        self.store_claim = store_claim
+
+    def take_purged(self) -> list[Stream]:
+        """The streams that were purged since this was last asked."""
+        purged, self.purged = self.purged, []
+        return purged
+
+    def forget_sealed(self, through: int) -> None:
+        """The catalog lists the segments of the flush up to a position, or whoever moves it there has their index."""
+        self.sealed = [record for record in self.sealed if record.through != through]
+
+    def forget_replaced(self, settled: Iterable[tuple[list[str], list[SegmentRef]]]) -> None:
+        """The catalog reflects these compactions: the paths they replaced, and the segments they brought."""
+        known = list(settled)
+        self.replaced = [record for record in self.replaced if (record.replaced, record.segments) not in known]
 
     def pass_over(self) -> None:
         """A record was set aside: what comes behind it was checked on top of it, and is applied all the same."""
@@ -142,9 +150,6 @@ class StateMachine(Checks):
             raise Corrupt(f"an append at offset {offset} of stream {stream.key}, whose tail is {stream.tail}")
         stream.tail = offset
 
-    def _remember_producer(self, stream: Stream, claim: ProducerClaim, at_ms: int) -> None:
-        self.producers.put(stream.incarnation, claim.id, ProducerState(claim.epoch, claim.seq, at_ms))
-
     def _stream_created(self, record: StreamCreated, position: int) -> Stream:
         key = StreamKey(record.bucket, record.stream)
         expiry = Expiry(record.ttl_seconds, record.expires_at, record.expires_at_ms)
@@ -154,39 +159,35 @@ class StateMachine(Checks):
         stream.seq = record.seq
         stream.earliest = record.earliest
         stream.snapshot = record.snapshot
-        if record.producer is not None:
-            self._remember_producer(stream, record.producer, record.at_ms)
-            stream.closed_by = record.producer if record.closed else None
+        claim = record.producer
+        if claim is not None:
+            self.namespace.producers.put(position, claim.id, ProducerState(claim.epoch, claim.seq, record.at_ms))
+            stream.closed_by = claim if record.closed else None
         if record.fork is not None:
-            source = self.by_incarnation(record.fork.source)
+            source = self.namespace.by_incarnation(record.fork.source)
             if source is not None:
-                self._change(source)
+                self.namespace.change(source)
                 source.forks += 1
         if self.has_gaps:
             self._give_up_name(key)
-        bucket = self.buckets.get(record.bucket)
-        if bucket is None:  # implicit on /v1/stream
-            bucket = self.buckets[record.bucket] = Bucket(record.bucket, record.at_ms, is_implicit=True)
-        bucket.streams += 1
-        self._admit(stream)
-        self._change(stream)
+        self.namespace.add(stream)
         return stream
 
     def _give_up_name(self, key: StreamKey) -> None:
         """The record that ended this name's stream was set aside; its successor says that it was there."""
-        older = self.find(key)
+        older = self.namespace.find(key)
         if older is not None and not older.soft_deleted:
             self._end(older)
 
     def _stream_deleted(self, record: StreamDeleted, position: int) -> Stream | None:
-        stream = self.by_incarnation(record.stream)
+        stream = self.namespace.by_incarnation(record.stream)
         if stream is None or stream.soft_deleted:
             return None
         self._end(stream)
         return stream
 
     def _end(self, stream: Stream) -> None:
-        self._change(stream)
+        self.namespace.change(stream)
         stream.deleted = True
         if stream.forks:
             stream.soft_deleted = True
@@ -204,40 +205,29 @@ class StateMachine(Checks):
             last = self._released_source(last)
 
     def _forget(self, stream: Stream) -> None:
-        stream.deleted = True
-        self.dirty.pop(stream.incarnation, None)
-        self._by_incarnation.pop(stream.incarnation, None)
-        if self._by_key.get(stream.key) is stream:
-            del self._by_key[stream.key]
-        self.removed[stream.incarnation] = stream.key
-        self.producers.drop(stream.incarnation)
-        bucket = self.buckets.get(stream.key.bucket)
-        if bucket is not None:
-            bucket.streams -= 1
-            if bucket.is_implicit and not bucket.streams:
-                del self.buckets[bucket.name]
+        self.namespace.remove(stream)
         self.purged.append(stream)
         if stream.snapshot is not None:
-            self.freed_blobs.append(stream.snapshot.blob)
+            self.namespace.freed_blobs.append(stream.snapshot.blob)
         self.subscriptions.stream_purged(stream.key.v1_path)
 
     def _released_source(self, fork: Stream) -> Stream | None:
         """The source of a fork that is gone, if nothing else keeps the source's bytes."""
-        source = self.by_incarnation(fork.fork.source) if fork.fork is not None else None
+        source = self.namespace.by_incarnation(fork.fork.source) if fork.fork is not None else None
         if source is None:
             return None
-        self._change(source)
+        self.namespace.change(source)
         source.forks -= 1
         return source if source.soft_deleted and not source.forks else None
 
     def _snapshot_published(self, record: SnapshotPublished, position: int) -> Stream | None:
-        stream = self.by_incarnation(record.stream)
+        stream = self.namespace.by_incarnation(record.stream)
         if stream is None:
-            self.freed_blobs.append(record.snapshot.blob)
+            self.namespace.freed_blobs.append(record.snapshot.blob)
             return None
-        self._change(stream)
+        self.namespace.change(stream)
         if stream.snapshot is not None:
-            self.freed_blobs.append(stream.snapshot.blob)
+            self.namespace.freed_blobs.append(stream.snapshot.blob)
         stream.snapshot = record.snapshot
         if record.trims:
             stream.earliest = record.snapshot.offset
@@ -246,24 +236,24 @@ class StateMachine(Checks):
         return stream
 
     def _stream_trimmed(self, record: StreamTrimmed, position: int) -> Stream | None:
-        stream = self.by_incarnation(record.stream)
+        stream = self.namespace.by_incarnation(record.stream)
         if stream is not None and record.earliest > stream.earliest:
-            self._change(stream)
+            self.namespace.change(stream)
             stream.earliest = record.earliest
         return stream
 
     def _streams_touched(self, record: StreamsTouched, position: int) -> None:
         for incarnation, at_ms in record.accessed.items():
-            stream = self.by_incarnation(incarnation)
+            stream = self.namespace.by_incarnation(incarnation)
             if stream is not None:
-                self._change(stream)
+                self.namespace.change(stream)
                 stream.last_access_ms = max(stream.last_access_ms, at_ms)
 
     def _bucket_created(self, record: BucketCreated, position: int) -> None:
-        self.buckets.setdefault(record.bucket, Bucket(record.bucket, record.at_ms))
+        self.namespace.buckets.setdefault(record.bucket, Bucket(record.bucket, record.at_ms))
 
     def _bucket_deleted(self, record: BucketDeleted, position: int) -> None:
-        self.buckets.pop(record.bucket, None)
+        self.namespace.buckets.pop(record.bucket, None)
 
     def _segment_sealed(self, record: SegmentSealed, position: int) -> None:
         self.flushed = record.through

@@ -1,20 +1,26 @@
-"""The namespace of a shard: which streams and buckets there are, as of the last applied record.
+"""The namespace of a shard: which streams, buckets and producers there are, as of the last applied record.
 
-Streams are in memory or load on demand from where checkpoints put them; what changed since then is kept track of here,
-so that the next checkpoint writes exactly that.
+Streams are in memory or load on demand from where checkpoints put them. What changed since then is kept track of here,
+so that the next checkpoint writes exactly that: `begin_capture` hands it out, `commit` and `roll_back` end the capture.
+
+Commands are judged over it (`checks.py`); only records change it (`machine.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from millstream.errors import Gone, NotFound
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerState
-from millstream.streams.limits import StreamLimits
+from millstream.streams.captures import Capture, Encoder
+from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.producers import Producers
 from millstream.streams.state import Bucket, Stream
+
+# Later than anything: who has only one clock goes by that alone.
+FOREVER_MS: Final = 1 << 62
 
 
 class StateSource(Protocol):
@@ -30,22 +36,35 @@ class StateSource(Protocol):
 
 
 class Namespace:
-    def __init__(self, source: StateSource, limits: StreamLimits, expiry_ms: Callable[[], int]) -> None:
+    """`expiry_ms` is the time by which streams expire, if that is not simply the present one."""
+
+    def __init__(
+        self,
+        source: StateSource,
+        limits: StreamLimits = DEFAULT_LIMITS,
+        expiry_ms: Callable[[], int] = lambda: FOREVER_MS,
+    ) -> None:
+        self.limits = limits
         self._source = source
         self._expiry_ms = expiry_ms
         self._by_key: dict[StreamKey, Stream] = {}
         self._by_incarnation: dict[int, Stream] = {}
         self.buckets: dict[str, Bucket] = {}
         self.producers = Producers(source, limits)
-        # Changes since the last checkpoint, but for streams that only grew: whoever writes checkpoints learns that from
-        # their messages. `freezing` are those of a checkpoint being taken.
-        self.dirty: dict[int, Stream] = {}
+        # Changes since the last capture, but for streams that only grew: whoever writes checkpoints learns that from
+        # their messages. Blobs are deleted after the flush: until then the object store alone would still restore a
+        # state that refers to them.
+        self.changed: dict[int, Stream] = {}
         self.removed: dict[int, StreamKey] = {}
-        self.freezing: dict[int, Stream] = {}
-        self.removing: dict[int, StreamKey] = {}
-        self.before_change: Callable[[Stream], None] = lambda stream: None
-        # Streams in a checkpoint that is not yet written: the catalog still shows them as they were, or not at all.
-        self.frozen: dict[int, Stream] = {}
+        self.freed_blobs: list[str] = []
+        # Captures that are neither committed nor rolled back, oldest first, and the changes of all of them together,
+        # which the catalog does not show yet. Of the newest, the streams that are still to be encoded.
+        self._captures: list[Capture] = []
+        self.captured: dict[int, Stream] = {}
+        self.captured_removals: dict[int, StreamKey] = {}
+        self.unencoded: dict[int, Stream] = {}
+
+    # -- looking up ------------------------------------------------------------------------------------------
 
     def find(self, key: StreamKey) -> Stream | None:
         """The stream that holds this name, soft-deleted or expired ones included."""
@@ -92,22 +111,26 @@ class Namespace:
     def peek(self, incarnation: int) -> Stream | None:
         """The same as `by_incarnation` for whoever only looks: what is not in memory stays out of it."""
         stream = self._by_incarnation.get(incarnation)
-        if stream is not None or incarnation in self.removed or incarnation in self.removing:
+        if stream is not None or self.is_removed(incarnation):
             return stream
         return self._source.load_incarnation(incarnation)
 
     def peek_key(self, key: StreamKey) -> Stream | None:
         """The same as `find` for whoever only looks."""
         stream = self._by_key.get(key) or self._source.load_key(key)
-        if stream is None or stream.incarnation in self.removed or stream.incarnation in self.removing:
+        if stream is None or self.is_removed(stream.incarnation):
             return None
         return stream
 
+    def is_removed(self, incarnation: int) -> bool:
+        """Whether a stream is gone that the catalog may still show."""
+        return incarnation in self.removed or incarnation in self.captured_removals
+
     def unsaved(self) -> Iterator[Stream]:
         """Streams that changed since the catalog was last written, and did not only grow; some may not be in it."""
-        yield from self.dirty.values()
-        for incarnation, stream in self.frozen.items():
-            if incarnation not in self.dirty and incarnation not in self.removed:
+        yield from self.changed.values()
+        for incarnation, stream in self.captured.items():
+            if incarnation not in self.changed and incarnation not in self.removed:
                 yield stream
 
     def bucket(self, name: str) -> Bucket:
@@ -116,13 +139,100 @@ class Namespace:
             raise NotFound(f"bucket {name} does not exist", code="bucket_not_found")
         return bucket
 
+    def resident_count(self) -> int:
+        return len(self._by_incarnation)
+
+    # -- changing, which only records do (`machine.py`) --------------------------------------------------------
+
+    def add(self, stream: Stream) -> None:
+        """A stream was created, and its bucket with it if there was none (implicit on /v1/stream)."""
+        name = stream.key.bucket
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            bucket = self.buckets[name] = Bucket(name, stream.created_at_ms, is_implicit=True)
+        bucket.streams += 1
+        self._admit(stream)
+        self.change(stream)
+
+    def change(self, stream: Stream) -> None:
+        """The stream is about to change in any way but growing."""
+        self.grow(stream)
+        self.changed[stream.incarnation] = stream
+
+    def grow(self, stream: Stream) -> None:
+        """The stream is about to get messages, and nothing about it changes but what these tell: its tail, and when it
+        was last written to and accessed."""
+        if self.unencoded and self.unencoded.pop(stream.incarnation, None) is not None:
+            self._captures[-1].encode(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """The stream is gone for good."""
+        stream.deleted = True
+        self.changed.pop(stream.incarnation, None)
+        self._by_incarnation.pop(stream.incarnation, None)
+        if self._by_key.get(stream.key) is stream:
+            del self._by_key[stream.key]
+        self.removed[stream.incarnation] = stream.key
+        self.producers.drop(stream.incarnation)
+        bucket = self.buckets.get(stream.key.bucket)
+        if bucket is not None:
+            bucket.streams -= 1
+            if bucket.is_implicit and not bucket.streams:
+                del self.buckets[bucket.name]
+
+    # -- captures (see `captures.py`) ------------------------------------------------------------------------
+
+    def begin_capture(self, encoder: Encoder | None = None) -> Capture:
+        """Capture the changes so far. With an encoder, its streams are to be encoded as they are at this moment."""
+        assert not self.unencoded, "a capture is still being encoded"
+        capture = Capture(self.changed, self.removed, self.freed_blobs, self.producers.begin_capture(), encoder)
+        self.changed, self.removed, self.freed_blobs = {}, {}, []
+        self._captures.append(capture)
+        self.unencoded = capture.unencoded
+        self._show_captures()
+        return capture
+
+    def commit(self, capture: Capture) -> None:
+        """The catalog has what the capture holds."""
+        self.producers.commit(capture.producers)
+        self._end(capture)
+
+    def roll_back(self, capture: Capture) -> None:
+        """The capture, which is the newest, could not be stored: its changes are to be captured again."""
+        assert capture is self._captures[-1], "captures are rolled back from the newest to the oldest"
+        self.producers.roll_back(capture.producers)
+        self.removed = capture.removed | self.removed
+        self.changed = _without(capture.changed, self.removed) | self.changed
+        self.freed_blobs = capture.freed_blobs + self.freed_blobs
+        self._end(capture)
+
+    def _end(self, capture: Capture) -> None:
+        self._captures.remove(capture)
+        if capture.unencoded is self.unencoded:
+            self.unencoded = {}
+        self._show_captures()
+
+    def _show_captures(self) -> None:
+        """Note what the catalog does not show yet."""
+        if len(self._captures) == 1:  # as where this node flushes; there may be very many streams in it
+            self.captured, self.captured_removals = self._captures[0].changed, self._captures[0].removed
+            return
+        changed: dict[int, Stream] = {}
+        removed: dict[int, StreamKey] = {}
+        for capture in self._captures:
+            changed |= capture.changed
+            removed |= capture.removed
+        self.captured, self.captured_removals = _without(changed, removed), removed
+
+    # -- residency -------------------------------------------------------------------------------------------
+
     def evict(self, streams: Iterable[Stream], pinned: Container[int], count: int) -> None:
         """Forget up to so many of the streams that the catalog has as they are. They are loaded again when they are
         asked for.
 
         Pinned ones stay, and so do those with messages in memory, which the catalog may not have heard of.
         """
-        by_key, by_incarnation, dirty, frozen = self._by_key, self._by_incarnation, self.dirty, self.frozen
+        by_key, by_incarnation, changed, captured = self._by_key, self._by_incarnation, self.changed, self.captured
         for stream in streams:
             if count <= 0:
                 return
@@ -130,8 +240,8 @@ class Namespace:
             if (
                 stream.hot is not None
                 or stream.ahead is not None
-                or incarnation in dirty
-                or incarnation in frozen
+                or incarnation in changed
+                or incarnation in captured
                 or incarnation in pinned
                 or by_incarnation.get(incarnation) is not stream
             ):
@@ -142,13 +252,14 @@ class Namespace:
             if holder is not stream:
                 by_key[stream.key] = holder  # a later stream of that name
 
-    def resident_count(self) -> int:
-        return len(self._by_incarnation)
-
     def _admit(self, stream: Stream | None) -> Stream | None:
         """Keep a stream in memory; one that was purged since the catalog last heard of it stays out."""
-        if stream is None or stream.incarnation in self.removed or stream.incarnation in self.removing:
+        if stream is None or self.is_removed(stream.incarnation):
             return None
         self._by_key[stream.key] = stream
         self._by_incarnation[stream.incarnation] = stream
         return stream
+
+
+def _without(streams: dict[int, Stream], removed: Container[int]) -> dict[int, Stream]:
+    return {incarnation: stream for incarnation, stream in streams.items() if incarnation not in removed}

@@ -1,8 +1,8 @@
 """Producers: the highest sequence that each producer of each stream has had accepted.
 
 They stay as long as their stream, and a stream may have very many; so they are no part of its state but rows of their
-own. In memory are those that changed since the last checkpoint, and those of checkpoints being written (`Taken`); the
-others are looked up in the catalog one by one. A checkpoint writes what changed and nothing else.
+own. In memory are those that changed since the last capture, and those of captures that are not in the catalog yet
+(`ProducerChanges`); the others are looked up in the catalog one by one. A checkpoint writes what changed, nothing else.
 
 A producer that has not written for `producer_expiry_ms`, if that is set, counts as one that was never seen. Its row
 stays until its stream has no room for another producer; then a checkpoint removes the rows of all that have expired.
@@ -27,7 +27,7 @@ class ProducerSource(Protocol):
     def producer_count(self, incarnation: int) -> int: ...
 
 
-class Taken:
+class ProducerChanges:
     """Changes by incarnation, how many of them the catalog does not have, and streams that have no room for more."""
 
     __slots__ = ("added", "count", "full", "states")
@@ -47,21 +47,21 @@ class Producers:
     def __init__(self, source: ProducerSource, limits: StreamLimits) -> None:
         self.limits = limits
         self._source = source
-        self._changed = Taken()
-        # Newest first: of a checkpoint being written, or, where another node writes them, of several.
-        self._saving: list[Taken] = []
+        self._changed = ProducerChanges()
+        # Newest first: of a flush under way, or, where another node flushes, of several captures.
+        self._captured: list[ProducerChanges] = []
 
     def __len__(self) -> int:
         """How many are in memory."""
-        return self._changed.count + sum(taken.count for taken in self._saving)
+        return self._changed.count + sum(changes.count for changes in self._captured)
 
     @property
     def has_changes(self) -> bool:
         return bool(self._changed.states or self._changed.full)
 
     def get(self, incarnation: int, producer_id: str) -> ProducerState | None:
-        for taken in (self._changed, *self._saving):
-            states = taken.states.get(incarnation)
+        for changes in (self._changed, *self._captured):
+            states = changes.states.get(incarnation)
             if states is not None and (state := states.get(producer_id)) is not None:
                 return state
         return self._source.load_producer(incarnation, producer_id)
@@ -85,7 +85,7 @@ class Producers:
 
     def count(self, incarnation: int) -> int:
         """How many producers a stream has, those that have expired included."""
-        added = sum(taken.added.get(incarnation, 0) for taken in (self._changed, *self._saving))
+        added = sum(changes.added.get(incarnation, 0) for changes in (self._changed, *self._captured))
         return self._source.producer_count(incarnation) + added
 
     def is_expired(self, state: ProducerState, now_ms: int) -> bool:
@@ -105,23 +105,24 @@ class Producers:
             " and streams.producer_expiry forgets producers that no longer write",
         )
 
-    # -- checkpoints -----------------------------------------------------------------------------------------
+    # -- captures (see `captures.py`) ------------------------------------------------------------------------
 
-    def take(self) -> Taken:
-        """What a checkpoint is to write; it counts as changed until it is `saved` or `put_back`."""
-        taken, self._changed = self._changed, Taken()
-        self._saving.insert(0, taken)
-        return taken
+    def begin_capture(self) -> ProducerChanges:
+        """What changed so far; it stays in memory until it is committed or rolled back."""
+        captured, self._changed = self._changed, ProducerChanges()
+        self._captured.insert(0, captured)
+        return captured
 
-    def saved(self, taken: Taken) -> None:
-        self._saving.remove(taken)
+    def commit(self, captured: ProducerChanges) -> None:
+        """The catalog has it."""
+        self._captured.remove(captured)
 
-    def put_back(self, taken: Taken) -> None:
-        """It was not written: all of it is still to be."""
-        self._saving.remove(taken)
+    def roll_back(self, captured: ProducerChanges) -> None:
+        """It was not stored: all of it is still to be."""
+        self._captured.remove(captured)
         changed = self._changed
-        changed.full |= taken.full
-        for incarnation, states in taken.states.items():
+        changed.full |= captured.full
+        for incarnation, states in captured.states.items():
             later = changed.states.get(incarnation)
             if later is None:
                 changed.states[incarnation] = dict(states)
@@ -129,5 +130,5 @@ class Producers:
             else:
                 changed.count += len(states.keys() - later.keys())
                 changed.states[incarnation] = states | later
-        for incarnation, count in taken.added.items():
+        for incarnation, count in captured.added.items():
             changed.added[incarnation] = changed.added.get(incarnation, 0) + count

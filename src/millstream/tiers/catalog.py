@@ -170,7 +170,7 @@ class Catalog:
     def restore(self, machine: StateMachine) -> None:
         """Fill in the state that is always in memory."""
         with self._environment.begin(db=self._tables.singletons) as transaction:
-            restore_singletons(machine, transaction.get)
+            restore_singletons(machine, self.position, transaction.get)
 
     @property
     def manifest_digest(self) -> bytes:

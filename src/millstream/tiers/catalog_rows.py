@@ -359,15 +359,15 @@ def encode_stream(stream: Stream) -> ManifestStream:
 
 # A stream as it is, in the least time: what becomes of it is for whoever writes the catalog. Private to a process and
 # those it starts, not a format.
-_freeze: Final = msgspec.msgpack.Encoder().encode
-thaw_streams: Final = msgspec.msgpack.Decoder(list[Stream]).decode
+_encode_captured: Final = msgspec.msgpack.Encoder().encode
+decode_captured: Final = msgspec.msgpack.Decoder(list[Stream]).decode
 
 
-def freeze_stream(stream: Stream) -> bytes:
+def encode_captured(stream: Stream) -> bytes:
     hot, stream.hot = stream.hot, None
-    frozen = _freeze(stream)
+    encoded = _encode_captured(stream)
     stream.hot = hot
-    return frozen
+    return encoded
 
 
 def decode_stream(key: StreamKey, packed: bytes) -> Stream:
@@ -409,9 +409,10 @@ _COMMON: Final = [_kind(one) for one in COMMON_TYPES]
 
 
 def encode_singletons(machine: StateMachine) -> dict[bytes, bytes]:
+    buckets = machine.namespace.buckets
     singletons = {
         b"buckets": encode_row(
-            [BucketRow(one.name, one.created_at_ms, one.streams, one.is_implicit) for one in machine.buckets.values()]
+            [BucketRow(one.name, one.created_at_ms, one.streams, one.is_implicit) for one in buckets.values()]
         ),
         b"subscriptions": encode_row(list(_subscription_rows(machine.subscriptions.by_id.values()))),
     }
@@ -426,18 +427,19 @@ def decode_claim(row: bytes | None) -> StoreClaimed | None:
     return _STORE_CLAIM.decode(row) if row is not None else None
 
 
-def restore_singletons(machine: StateMachine, get: Callable[[bytes], bytes | None]) -> None:
+def restore_singletons(machine: StateMachine, position: int, get: Callable[[bytes], bytes | None]) -> None:
     """The reverse of `encode_singletons`, into a machine that has none of it yet."""
-    for row in _BUCKETS.decode(get(b"buckets") or _NOTHING):
-        machine.buckets[row.name] = Bucket(
-            row.name, row.created_at_ms, streams=row.streams, is_implicit=row.is_implicit
-        )
-    for saved in _SUBSCRIPTIONS.decode(get(b"subscriptions") or _NOTHING):
-        machine.subscriptions.restore(_subscription(saved))
     secrets = get(b"secrets")
-    machine.secrets = _SECRETS.decode(secrets) if secrets is not None else None
-    claim = get(STORE_CLAIM)
-    machine.store_claim = decode_claim(claim)
+    machine.restore(
+        position,
+        [
+            Bucket(row.name, row.created_at_ms, streams=row.streams, is_implicit=row.is_implicit)
+            for row in _BUCKETS.decode(get(b"buckets") or _NOTHING)
+        ],
+        [_subscription(row) for row in _SUBSCRIPTIONS.decode(get(b"subscriptions") or _NOTHING)],
+        _SECRETS.decode(secrets) if secrets is not None else None,
+        decode_claim(get(STORE_CLAIM)),
+    )
 
 
 def _subscription_rows(subscriptions: Iterable[Subscription]) -> Iterator[SubscriptionRow]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from millstream.errors import Corrupt
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, encode_stream, thaw_streams
+from millstream.tiers.catalog_rows import Checkpoint, decode_captured, encode_stream
 from millstream.tiers.columns import integers, last_rows, numbers
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.manifests import encode_rows
@@ -31,7 +31,7 @@ class FlushInput(NamedTuple):
     shard: int
     first_position: int
     position: int
-    streams: list[bytes]  # as `freeze_stream` wrote each
+    streams: list[bytes]  # as `encode_captured` wrote each
     removed: list[int]
     messages: Unflushed  # since the catalog's position, which may lie before the first
 
@@ -69,8 +69,8 @@ class LocalJobs:
         self._catalog = catalog
 
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
-        frozen = thaw_streams(b"".join(frozen_array(flush.streams)))
-        streams = changed_streams(self._catalog, frozen, flush.removed, growth_of(flush.messages))
+        captured = decode_captured(b"".join(captured_array(flush.streams)))
+        streams = changed_streams(self._catalog, captured, flush.removed, growth_of(flush.messages))
         rows = rows_of(streams)
         return rows, _segments_of(flush, streams, rows)
 
@@ -78,8 +78,8 @@ class LocalJobs:
         self._catalog.write(checkpoint)
 
 
-def frozen_array(streams: Sequence[bytes]) -> list[bytes]:
-    """Frozen streams as the pieces of what `thaw_streams` reads."""
+def captured_array(streams: Sequence[bytes]) -> list[bytes]:
+    """Captured streams as the pieces of what `decode_captured` reads."""
     return [_ARRAY + len(streams).to_bytes(4, "big"), *streams]
 
 
@@ -93,12 +93,14 @@ def growth_of(messages: Unflushed) -> Growth:
     return Growth(*(numbers(column.take(rows)) for column in columns))
 
 
-def changed_streams(catalog: Catalog, frozen: Sequence[Stream], removed: Sequence[int], growth: Growth) -> list[Stream]:
-    """All that changed: those that were frozen, and those that only grew, of which the catalog has the rest."""
-    streams = list(frozen)
-    told = {stream.incarnation for stream in frozen}
-    told.update(removed)
-    grown = [one for one in zip(*growth, strict=True) if one[0] not in told]
+def changed_streams(
+    catalog: Catalog, captured: Sequence[Stream], removed: Sequence[int], growth: Growth
+) -> list[Stream]:
+    """All that changed: those that were captured, and those that only grew, of which the catalog has the rest."""
+    streams = list(captured)
+    known = {stream.incarnation for stream in captured}
+    known.update(removed)
+    grown = [one for one in zip(*growth, strict=True) if one[0] not in known]
     loaded = catalog.load_all(incarnation for incarnation, _, _ in grown)
     for (incarnation, tail, at_ms), stream in zip(grown, loaded, strict=True):
         if stream is None:

@@ -29,7 +29,7 @@ from millstream.errors import Unavailable
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint
 from millstream.tiers.channel import Channel, ChannelClosed, Part
-from millstream.tiers.flush_jobs import FlushInput, Rows, Segments, frozen_array, growth_of
+from millstream.tiers.flush_jobs import FlushInput, Rows, Segments, captured_array, growth_of
 from millstream.tiers.segment_encoder import EncodedSegment, slabs
 from millstream.tiers.segments import SegmentInfo
 
@@ -72,7 +72,7 @@ class FlushProcess:
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
         self._prepare()
         growth = [column.cast("B") for column in growth_of(flush.messages)]
-        self._send(b"begin", encode(flush.shard), frozen_array(flush.streams), encode(flush.removed), *growth)
+        self._send(b"begin", encode(flush.shard), captured_array(flush.streams), encode(flush.removed), *growth)
         _, streams, trimmed = self._receive()
         return Rows(bytes(streams), _decode_trimmed(trimmed)), self._segments(flush)
 

@@ -26,7 +26,7 @@ import msgspec
 import pyarrow as arrow
 
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import decode_checkpoint, thaw_streams
+from millstream.tiers.catalog_rows import decode_captured, decode_checkpoint
 from millstream.tiers.channel import Channel, ChannelClosed
 from millstream.tiers.flush_jobs import Growth, changed_streams, rows_of
 from millstream.tiers.flush_process import SegmentHead, encode
@@ -72,10 +72,10 @@ class Worker:
         except Exception as error:
             self._channel.send(b"error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}".encode())
 
-    def _begin(self, shard: memoryview, frozen: memoryview, removed: memoryview, *growth: memoryview) -> None:
+    def _begin(self, shard: memoryview, captured: memoryview, removed: memoryview, *growth: memoryview) -> None:
         grown = Growth(*(column.cast("q") for column in growth))
         with closing(Catalog(self._directory, self._owner)) as catalog:
-            streams = changed_streams(catalog, thaw_streams(frozen), _decode_removed(removed), grown)
+            streams = changed_streams(catalog, decode_captured(captured), _decode_removed(removed), grown)
         rows = rows_of(streams)
         self._shard, self._owners = msgspec.msgpack.decode(shard), Owners(streams, rows.trimmed)
         self._channel.send(b"rows", rows.streams, encode(rows.trimmed))

@@ -175,9 +175,9 @@ class HotTier:
         self._streams = 0
         self.bytes = 0
         self.unflushed = Unflushed()
-        # The last position that was taken to be flushed.
-        self._taken_through = 0
-        self._taken_bytes = 0
+        # The last position that was captured to be flushed.
+        self._captured_through = 0
+        self._captured_bytes = 0
         # Messages that were trimmed or deleted before they were cold stay in the columns until a flush has passed them:
         # the position of the last of each stream's, and what they take. Everything before `_cold_before` was passed.
         self._waiting: list[tuple[int, int]] = []
@@ -221,7 +221,7 @@ class HotTier:
         else:
             if isinstance(tail, LoneTail):
                 tail = self._whole(stream, tail)
-            if tail.positions[-1] <= self._taken_through:
+            if tail.positions[-1] <= self._captured_through:
                 unflushed.streams.append(stream)
         if count == 1:
             message = messages[0]
@@ -264,37 +264,37 @@ class HotTier:
         self.published_bytes += size
         self.published_messages += count
 
-    def take_unflushed(self) -> Unflushed:
-        """What is to be flushed now. It costs memory until it is put back or forgotten."""
-        taken, self.unflushed = self.unflushed, Unflushed()
-        if taken:
-            self._taken_through = taken.positions[-1]
-        self._taken_bytes += taken.bytes
-        return taken
+    def begin_capture(self) -> Unflushed:
+        """What is to be flushed now. It costs memory until it is committed or rolled back."""
+        captured, self.unflushed = self.unflushed, Unflushed()
+        if captured:
+            self._captured_through = captured.positions[-1]
+        self._captured_bytes += captured.bytes
+        return captured
 
-    def put_back(self, taken: Unflushed) -> None:
+    def roll_back(self, captured: Unflushed) -> None:
         """It could not be flushed: it is still to be."""
-        merged = Unflushed()  # of its own: somebody may still look at the columns taken, and then they cannot grow
-        merged.extend(taken)
+        merged = Unflushed()  # of its own: somebody may still look at the captured columns, and then they cannot grow
+        merged.extend(captured)
         merged.extend(self.unflushed)
         self.unflushed = merged
-        self._taken_bytes -= taken.bytes
+        self._captured_bytes -= captured.bytes
 
-    def forget(self, taken: Unflushed, position: int) -> Unflushed:
-        """What was taken is cold now, up to a position; returns the rest, which is not."""
-        rest = taken.since(position)
-        self.bytes -= UNFLUSHED_OVERHEAD_BYTES * (len(taken) - len(rest))
+    def commit(self, captured: Unflushed, position: int) -> Unflushed:
+        """What was captured is cold now, up to a position; returns the rest, which is not."""
+        rest = captured.since(position)
+        self.bytes -= UNFLUSHED_OVERHEAD_BYTES * (len(captured) - len(rest))
         self._cold_before = max(self._cold_before, position)
         if self._waiting:
             self.bytes -= sum(size for last, size in self._waiting if last < position)
             self._waiting = [one for one in self._waiting if one[0] >= position]
-        self._taken_bytes -= taken.bytes - rest.bytes
+        self._captured_bytes -= captured.bytes - rest.bytes
         return rest
 
     @property
     def backlog_bytes(self) -> int:
         """How many bytes of messages are not cold yet, those that a flush is just storing included."""
-        return self.unflushed.bytes + self._taken_bytes
+        return self.unflushed.bytes + self._captured_bytes
 
     def trim(self, stream: Stream, offset: int) -> None:
         """Let go of the messages that end at or before an offset."""

@@ -94,7 +94,7 @@ class Compactor:
     async def _run(self) -> None:
         while self._waiting:
             incarnation = self._waiting.popleft()
-            stream = self._shard.machine.by_incarnation(incarnation)
+            stream = self._shard.namespace.by_incarnation(incarnation)
             try:
                 if stream is not None and not stream.deleted:
                     await self._try(stream)

@@ -24,11 +24,11 @@ def kept(driver: ShardDriver) -> dict[str, int]:
     shard = driver.shard
     machine, flusher, hot = shard.machine, shard.flusher, shard.hot
     return {
-        "streams": machine.resident_count(),
-        "names": len(machine._by_key),
-        "dirty": len(machine.dirty) + len(machine.frozen) + len(machine.freezing),
-        "removed": len(machine.removed) + len(machine.removing),
-        "freed": len(machine.freed_blobs) + len(machine.purged) + len(machine.sealed) + len(machine.replaced),
+        "streams": machine.namespace.resident_count(),
+        "names": len(machine.namespace._by_key),
+        "dirty": len(machine.namespace.changed) + len(machine.namespace.captured) + len(machine.namespace.unencoded),
+        "removed": len(machine.namespace.removed) + len(machine.namespace.captured_removals),
+        "freed": len(machine.namespace.freed_blobs) + len(machine.purged) + len(machine.sealed) + len(machine.replaced),
         "hot": hot.bytes + len(hot.unflushed) + len(hot._waiting),
         "journals": shard.journals.bytes,
         "kept": sum(len(incarnations) for _, incarnations in flusher._kept),
@@ -110,7 +110,7 @@ def test_with_the_store_down_memory_is_bounded_whatever_is_asked_for(tmp_path: P
 
             async def trimmed(number: int) -> None:
                 await driver.append("s", b"x" * 1000)
-                stream = driver.shard.machine.find(create("s").key)
+                stream = driver.shard.namespace.find(create("s").key)
                 assert stream is not None
                 await driver.outcome(driver.shard.trim, stream, stream.tail)
 
@@ -143,14 +143,14 @@ def test_streams_that_are_only_read_leave_memory_again(tmp_path: Path) -> None:
             for number in range(1_000):
                 await driver.create(f"b/{number}", content_type="text/plain")
             await driver.checkpoint()
-            assert driver.shard.machine.resident_count() <= 100
+            assert driver.shard.namespace.resident_count() <= 100
             for number in range(1_000):
                 assert driver.shard.get(create(f"b/{number}").key).tail == 0
-            assert driver.shard.machine.resident_count() > 900
+            assert driver.shard.namespace.resident_count() > 900
             clock.advance(1_000)
             for _ in range(50):
                 await asyncio.sleep(0)
-            assert driver.shard.machine.resident_count() <= 100
+            assert driver.shard.namespace.resident_count() <= 100
 
     clock = FakeClock()
     run(main(), clock)
@@ -166,16 +166,16 @@ def test_buckets_that_came_with_their_first_stream_go_with_their_last(tmp_path: 
             await driver.create("fork/s", fork=("~7/s", None, 0))
             await driver.checkpoint()
         async with started(tmp_path, clock) as driver:
-            assert len(driver.shard.machine.buckets) == 102
+            assert len(driver.shard.namespace.buckets) == 102
             await driver.delete("kept/s")
             for number in range(100):
                 await driver.delete(f"~{number}/s")
-            assert sorted(driver.shard.machine.buckets) == ["fork", "kept", "~7"], "its fork keeps the source's name"
+            assert sorted(driver.shard.namespace.buckets) == ["fork", "kept", "~7"], "its fork keeps the source's name"
             await driver.checkpoint()
             await driver.delete("fork/s")
-            assert list(driver.shard.machine.buckets) == ["kept"]
+            assert list(driver.shard.namespace.buckets) == ["kept"]
         async with started(tmp_path, clock) as driver:
-            assert list(driver.shard.machine.buckets) == ["kept"]
+            assert list(driver.shard.namespace.buckets) == ["kept"]
 
     clock = FakeClock()
     run(main(), clock)

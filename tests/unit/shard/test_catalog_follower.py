@@ -127,11 +127,11 @@ def test_producers_come_with_the_manifests_and_stay_known_when_the_follower_take
             machine = both.follower.shard.machine
             stream = both.follower.shard.get(key_of("b/s"))
             for _ in range(2):
-                known = [machine.producer(stream, f"p{number}", 0) for number in range(10)]
+                known = [machine.namespace.producer(stream, f"p{number}", 0) for number in range(10)]
                 assert [state[:2] if state is not None else None for state in known] == [(0, 0)] * 9 + [None]
-                assert machine.producers.count(stream.incarnation) == 9
+                assert machine.namespace.producers.count(stream.incarnation) == 9
                 await both.follower.shard.catalog_follower.stop()
-            assert len(machine.producers) <= 6, "what the manifests brought is not held in memory any more"
+            assert len(machine.namespace.producers) <= 6, "what the manifests brought is not held in memory any more"
 
     run(main(), clock)
 

@@ -79,7 +79,7 @@ def test_walk_by_pages_of_any_size_is_the_feed_and_every_item_can_be_resumed_beh
                     except NotFound:
                         continue
                 else:
-                    state = driver.shard.machine.find(key_of(path))
+                    state = driver.shard.namespace.find(key_of(path))
                     if state is None:
                         await driver.create(path, content_type=JSON, body=body, closed=action == "close")
                     elif not state.closed:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import NotFound
+from millstream.shard import flush_capture as module
 from millstream.shard import flusher
-from millstream.shard import freezing as module
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_stream
 from millstream.tiers.manifests import decode_rows
@@ -40,7 +40,7 @@ def test_a_stream_that_changes_during_a_checkpoint_is_saved_as_it_was(
             await streams(driver, 6)
             position = driver.shard.committer.applied_position
             checkpoint = asyncio.create_task(driver.checkpoint())
-            while not driver.shard.machine.freezing:  # the store is asked first whose it is
+            while not driver.shard.namespace.unencoded:  # the store is asked first whose it is
                 await asyncio.sleep(0)
             # Applied here and now, in the middle of the checkpoint, as a batch that becomes durable is.
             applied = asyncio.gather(
@@ -60,7 +60,7 @@ def test_a_stream_that_changes_during_a_checkpoint_is_saved_as_it_was(
     run(main(), clock)
 
 
-def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
+def test_every_kind_of_change_during_a_checkpoint_leaves_the_captured_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLICE_STREAMS", 1)
@@ -83,9 +83,9 @@ def test_every_kind_of_change_during_a_checkpoint_leaves_the_frozen_moment(
 
             async def slowly(seconds: float) -> None:
                 await original(0)
-                if not held.is_set() and machine.freezing:
+                if not held.is_set() and machine.namespace.unencoded:
                     held.set()
-                    # While most are still frozen: commit a change of each kind.
+                    # While most are still to be encoded: commit a change of each kind.
                     await driver.append("logs/0", b"yy", close=True)
                     await driver.delete("logs/1")
                     await driver.delete("logs/2")
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_cannot_be_written_is_written_by_the_next_one(
     run(main(), clock)
 
 
-def test_streams_that_only_grew_are_saved_without_being_frozen(tmp_path: Path) -> None:
+def test_streams_that_only_grew_are_saved_without_being_encoded(tmp_path: Path) -> None:
     clock = FakeClock()
 
     async def main() -> None:
@@ -165,14 +165,14 @@ def test_streams_that_only_grew_are_saved_without_being_frozen(tmp_path: Path) -
                 await driver.append(f"logs/{number}", b"y")
             clock.advance(100)
             await driver.append("logs/0", b"zz")
-            assert not machine.dirty
+            assert not machine.namespace.changed
             await driver.append("logs/1", b"zz", seq="1")
             clock.advance(-50)  # back, but not before the last append
             await driver.append("logs/2", b"zz")
             clock.advance(-100)  # before it: messages alone would not tell when it was last accessed
             await driver.append("logs/3", b"zz")
             await driver.delete("logs/4")
-            assert sorted(stream.key.stream for stream in machine.dirty.values()) == ["1", "3"]
+            assert sorted(stream.key.stream for stream in machine.namespace.changed.values()) == ["1", "3"]
             await driver.checkpoint()
             assert saved_tails(driver.catalog, 6) == [4, 4, 4, 4, None, 2]
             for number in (0, 1, 2, 3, 5):
@@ -196,11 +196,11 @@ def test_a_stream_that_grew_stays_in_memory_until_it_is_saved(tmp_path: Path, mo
             await driver.checkpoint()
             driver.shard.flusher._limits = driver.shard.flusher._limits._replace(resident_streams_max=1)
             await driver.append("logs/0", b"yy")
-            machine.evict(list(machine.resident()), (), 4)
-            assert [stream.key.stream for stream in machine.resident()] == ["0"]
+            machine.namespace.evict(list(machine.namespace.resident()), (), 4)
+            assert [stream.key.stream for stream in machine.namespace.resident()] == ["0"]
             await driver.append("logs/1", b"yy")
             await driver.checkpoint()
-            assert machine.resident_count() == 1
+            assert machine.namespace.resident_count() == 1
             assert saved_tails(driver.catalog, 4) == [3, 3, 1, 1]
             assert await driver.messages("logs/0") == [b"x", b"yy"]
 
@@ -271,7 +271,7 @@ def test_a_flush_of_more_segments_than_a_record_names_is_indexed_from_its_manife
     clock = FakeClock()
     names = [f"bucket{number}/s" for number in range(5)]
 
-    async def no_commit(*arguments: Any) -> None:
+    async def no_apply(*arguments: Any) -> None:
         raise NotFound("the catalog could not be written")
 
     async def main() -> None:
@@ -279,7 +279,7 @@ def test_a_flush_of_more_segments_than_a_record_names_is_indexed_from_its_manife
             for name in names:
                 await driver.create(name, content_type="text/plain", body=name.encode())
             with monkeypatch.context() as crash:
-                crash.setattr(flusher.Flusher, "_commit", no_commit)
+                crash.setattr(flusher.Flusher, "_apply", no_apply)
                 with pytest.raises(NotFound):
                     await driver.shard.flusher.flush()
         async with started(tmp_path, clock) as driver:

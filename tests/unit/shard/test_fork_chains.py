@@ -35,7 +35,11 @@ async def delete_sources(driver: ShardDriver, depth: int) -> None:
 
 async def is_empty(driver: ShardDriver) -> bool:
     machine = driver.shard.machine
-    return machine.resident_count() == 0 and "chain" not in machine.buckets and not machine.dirty
+    return (
+        machine.namespace.resident_count() == 0
+        and "chain" not in machine.namespace.buckets
+        and not machine.namespace.changed
+    )
 
 
 @pytest.mark.parametrize("is_flushed", [False, True], ids=["hot", "cold"])

@@ -17,7 +17,7 @@ def test_a_stop_in_the_middle_of_a_checkpoint_loses_nothing(tmp_path: Path) -> N
         async with started(tmp_path, clock, crash=False) as driver:
             await driver.create("logs/a", content_type="text/plain", body=b"acknowledged")
             checkpoint = asyncio.create_task(driver.checkpoint())
-            while not driver.shard.machine.frozen:
+            while not driver.shard.namespace.captured:
                 await asyncio.sleep(0)
             checkpoint.cancel()  # what stop() does to the periodic task
             await asyncio.gather(checkpoint, return_exceptions=True)
@@ -80,8 +80,8 @@ def test_a_bucket_is_not_deleted_under_a_stream_that_is_being_created(tmp_path: 
                 driver.ask(shard.delete_bucket, "logs"),
             ]
             await asyncio.gather(*asked)
-            if shard.machine.find(key_of("logs/k")) is not None:
-                assert "logs" in shard.machine.buckets
+            if shard.namespace.find(key_of("logs/k")) is not None:
+                assert "logs" in shard.namespace.buckets
 
     clock = FakeClock()
     run(main(), clock)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import MillstreamError, NotFound
 from millstream.protocol.expiry import Expiry
-from millstream.shard import freezing
+from millstream.shard import flush_capture
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, create, key_of, started
 
@@ -98,7 +98,7 @@ def test_streams_that_change_while_a_flush_is_written_are_listed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between any two slices of the flush, the listing is what it would be without one."""
-    monkeypatch.setattr(freezing, "SLICE_STREAMS", 1)
+    monkeypatch.setattr(flush_capture, "SLICE_STREAMS", 1)
 
     async def main() -> None:
         async with started(tmp_path, FakeClock()) as driver:
@@ -156,9 +156,9 @@ def test_listing_keeps_nothing_in_memory(tmp_path: Path) -> None:
 
     async def walk() -> None:
         async with started(tmp_path, clock) as driver:
-            before = len(list(driver.shard.machine.resident()))
+            before = len(list(driver.shard.namespace.resident()))
             assert walked(driver, 7) == [f"{number:02d}" for number in range(50)]
-            assert len(list(driver.shard.machine.resident())) == before
+            assert len(list(driver.shard.namespace.resident())) == before
 
     run(fill(), clock)
     run(walk(), clock)
@@ -208,9 +208,9 @@ def test_bucket_delete_behind_a_recreation_in_flight_leaves_no_stream_without_a_
             is_created = not isinstance(created, MillstreamError)
             is_gone = not isinstance(gone, MillstreamError)
             assert is_created != is_gone, "one of them comes first"
-            assert ("race" in shard.machine.buckets) == is_created
+            assert ("race" in shard.namespace.buckets) == is_created
             if is_created:
-                assert shard.machine.buckets["race"].streams == 1
+                assert shard.namespace.buckets["race"].streams == 1
                 await driver.delete("race/s")
                 await driver.outcome(shard.delete_bucket, "race")
 
@@ -226,6 +226,6 @@ def test_creation_behind_a_bucket_delete_is_404(tmp_path: Path) -> None:
             created = driver.ask(shard.create, create("race/s", bucket_required=True))
             assert not isinstance(await gone, MillstreamError)
             assert isinstance(await created, NotFound)
-            assert shard.machine.find(key_of("race/s")) is None
+            assert shard.namespace.find(key_of("race/s")) is None
 
     run(asyncio.wait_for(main(), 30))

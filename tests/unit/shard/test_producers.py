@@ -48,20 +48,20 @@ def test_a_flush_writes_the_producers_that_changed_and_memory_holds_no_others(tm
             machine = driver.shard.machine
             await driver.create(STREAM, content_type="text/plain")
             await write_all(driver, range(5_000))
-            assert len(machine.producers) == 5_000
+            assert len(machine.namespace.producers) == 5_000
             await driver.checkpoint()
-            assert len(machine.producers) == 0
+            assert len(machine.namespace.producers) == 0
             assert await write(driver, 17, seq=1)
-            assert len(machine.producers) == 1
+            assert len(machine.namespace.producers) == 1
             await driver.checkpoint()
             assert [told(one) for one in await manifests(driver)] == [5_000, 1]
             assert not await write(driver, 17, seq=1)
             assert not await write(driver, 4_999)
             with pytest.raises(SequenceGap):
                 await write(driver, 4_999, seq=2)
-            assert len(machine.producers) == 0, "whoever only asks keeps nothing in memory"
+            assert len(machine.namespace.producers) == 0, "whoever only asks keeps nothing in memory"
             stream = driver.shard.get(driver.shard.listing.page("b", "", "", 1, 0).streams[0].key)
-            assert machine.producers.count(stream.incarnation) == 5_000
+            assert machine.namespace.producers.count(stream.incarnation) == 5_000
 
     clock = FakeClock()
     run(main(), clock)
@@ -81,7 +81,7 @@ def test_producers_survive_crashes_failed_flushes_full_manifests_and_restore(
         with pytest.raises(SequenceGap):
             await write(driver, 0, seq=5)
         stream = driver.shard.listing.page("b", "", "", 1, 0).streams[0]
-        assert driver.shard.machine.producers.count(stream.incarnation) == 31
+        assert driver.shard.namespace.producers.count(stream.incarnation) == 31
 
     async def main() -> None:
         async with started(tmp_path, clock) as driver:
@@ -132,7 +132,7 @@ def test_producers_go_with_their_stream(tmp_path: Path) -> None:
             await write_all(driver, range(20, 30))
             await driver.delete(STREAM)
             await driver.checkpoint()
-            assert list(driver.catalog.producers()) == [] and len(driver.shard.machine.producers) == 0
+            assert list(driver.catalog.producers()) == [] and len(driver.shard.namespace.producers) == 0
             await driver.create(STREAM, content_type="text/plain")
             assert await write(driver, 1)
 

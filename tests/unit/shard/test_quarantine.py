@@ -128,7 +128,7 @@ def test_without_its_creation_nothing_of_a_stream_is_applied(tmp_path: Path) -> 
 
     async def check() -> None:
         async with started(tmp_path, clock) as driver:
-            assert driver.shard.machine.find(key_of("b/s")) is None
+            assert driver.shard.namespace.find(key_of("b/s")) is None
 
     run(check(), clock)
 
@@ -142,7 +142,7 @@ def test_a_name_goes_to_the_successor_of_a_stream_whose_deletion_was_set_aside(t
     async def check() -> None:
         async with started(tmp_path, clock) as driver:
             assert await driver.messages("b/s") == [b"new"]
-            assert driver.shard.machine.bucket("b").streams == 1
+            assert driver.shard.namespace.bucket("b").streams == 1
             await driver.checkpoint()
 
     run(check(), clock)

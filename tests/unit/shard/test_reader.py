@@ -114,7 +114,7 @@ def test_a_fork_at_a_place_that_is_none_is_refused_and_changes_nothing(
                 await driver.create("f", fork=("s", offset, sub_offset))
             assert caught.value.code == "invalid_fork_offset"
             assert driver.shard.get(key_of("s")).forks == 0
-            assert driver.shard.machine.find(key_of("f")) is None
+            assert driver.shard.namespace.find(key_of("f")) is None
 
     clock = FakeClock()
     run(main(), clock)

@@ -42,7 +42,7 @@ async def check(driver: ShardDriver) -> None:
         await driver.append("logs/a", b"ghost", producer=ProducerClaim("p", 2, 0))
     repeat = await driver.append("logs/a", b"two", producer=ProducerClaim("p", 3, 0), seq="s1")
     assert not repeat.is_new_data
-    assert {name: bucket.streams for name, bucket in driver.shard.machine.buckets.items()} == {
+    assert {name: bucket.streams for name, bucket in driver.shard.namespace.buckets.items()} == {
         "logs": 1,
         "_default": 3,
     }
@@ -156,8 +156,8 @@ def test_expiry_that_came_due_while_the_server_was_down_is_enacted(tmp_path: Pat
             clock.advance(1_000)
             await turns()
             await driver.shard.committer.drain()
-            assert driver.shard.machine.find(key_of("saved")) is None
-            assert driver.shard.machine.find(key_of("unsaved")) is None
+            assert driver.shard.namespace.find(key_of("saved")) is None
+            assert driver.shard.namespace.find(key_of("unsaved")) is None
             assert driver.shard.get(key_of("longer"))
 
     run(main(), clock)

@@ -385,7 +385,7 @@ class ShardMachine(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self._run(self.driver.checkpoint())
         # Of streams that only grew the catalog hears by their messages alone; it must not differ from memory either.
-        for stream in self.driver.shard.machine.resident():
+        for stream in self.driver.shard.namespace.resident():
             saved = self.driver.catalog.load_incarnation(stream.incarnation)
             assert saved is not None
             assert encode_stream(saved) == encode_stream(stream)
@@ -417,7 +417,7 @@ class ShardMachine(RuleBasedStateMachine):
             assert (stream.tail, stream.closed, stream.seq) == (model.tail, model.closed, model.seq)
             assert stream.content_type == model.content_type
             for name in ("p", "q", *model.producers):
-                state = shard.machine.producer(stream, name, 0)
+                state = shard.namespace.producer(stream, name, 0)
                 assert (state[:2] if state is not None else None) == model.producers.get(name)
             assert stream.forks == model.forks
             result = self._run(shard.reader.read_cold(stream, 0, 1 << 30, apart=True))
@@ -428,7 +428,7 @@ class ShardMachine(RuleBasedStateMachine):
                 found = self._run(self.driver.messages(key, offset))
                 assert found == model.messages[index:]
         held = sum(1 for model in self.model.values())
-        assert sum(bucket.streams for bucket in shard.machine.buckets.values()) == held
+        assert sum(bucket.streams for bucket in shard.namespace.buckets.values()) == held
 
 
 ShardMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

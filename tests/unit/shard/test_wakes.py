@@ -76,7 +76,7 @@ class WakesDriver:
         return await self.subscribe(type="pull-wake", wake_stream="wakes", **{"pattern": "events/*", **body})
 
     async def event(self, path: str = "events/a", body: bytes = b"x") -> None:
-        if self.driver.shard.machine.find(key_of(path)) is None:
+        if self.driver.shard.namespace.find(key_of(path)) is None:
             await self.driver.create(path, content_type="text/plain")
         await self.driver.append(path, body)
         await self.settle()

@@ -23,8 +23,10 @@ from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
 from millstream.shard.publisher import Publisher
 from millstream.shard.quarantine import records_in
+from millstream.streams.checks import Checks
 from millstream.streams.limits import StreamLimits
 from millstream.streams.machine import StateMachine
+from millstream.streams.namespace import Namespace
 from millstream.streams.records import (
     AnyRecord,
     SnapshotPublished,
@@ -93,7 +95,8 @@ class Replica:
     """The state that records make: machine, hot tier and journals."""
 
     def __init__(self) -> None:
-        self.machine = StateMachine(Nothing(), LIMITS)
+        self.machine = StateMachine(Namespace(Nothing(), LIMITS))
+        self.checks = Checks(self.machine.namespace)
         self.hot = HotTier()
         self.journals = Journals()
         self.publisher = Publisher(self.machine, self.hot, self.journals)
@@ -105,11 +108,11 @@ class Replica:
     def fingerprint(self) -> object:
         machine, hot = self.machine, self.hot
         return (
-            {stream.incarnation: self._of(stream) for stream in machine.resident()},
-            {name: bucket.streams for name, bucket in machine.buckets.items()},
-            dict(machine.removed),
-            machine.producers._changed.states,
-            list(machine.freed_blobs),
+            {stream.incarnation: self._of(stream) for stream in machine.namespace.resident()},
+            {name: bucket.streams for name, bucket in machine.namespace.buckets.items()},
+            dict(machine.namespace.removed),
+            machine.namespace.producers._changed.states,
+            list(machine.namespace.freed_blobs),
             {
                 one.id: (one.generation, one.wake, dict(one.links.items()))
                 for one in machine.subscriptions.by_id.values()
@@ -142,12 +145,12 @@ class ApplyMachine(RuleBasedStateMachine):
         self.in_flight.append((record, position))
         return position
 
-    def drain(self) -> StateMachine:
+    def drain(self) -> Replica:
         with little_stack():
             for record, position in self.in_flight:
                 self.replica.apply(record, position)
         self.in_flight.clear()
-        return self.replica.machine
+        return self.replica
 
     def alone(self, *records: AnyRecord) -> None:
         for record in records:
@@ -155,12 +158,14 @@ class ApplyMachine(RuleBasedStateMachine):
         self.drain()
 
     def create_stream(self, key: StreamKey, **fields: Any) -> None:
-        records, _ = self.drain().check_create(create(key, **fields), self.now_ms, lambda source, at, sub: (at, []))
+        records, _ = self.drain().checks.check_create(
+            create(key, **fields), self.now_ms, lambda source, at, sub: (at, [])
+        )
         self.alone(*records)
 
     def some(self, key: StreamKey) -> Stream | None:
         try:
-            return self.drain().get(key, self.now_ms)
+            return self.drain().machine.namespace.get(key, self.now_ms)
         except MillstreamError:
             return None
 
@@ -200,16 +205,16 @@ class ApplyMachine(RuleBasedStateMachine):
         key=keys, count=message_counts, close=st.sampled_from([False, False, True]), claim=claims, seq=st.none() | texts
     )
     def append(self, key: StreamKey, count: int, close: bool, claim: ProducerClaim | None, seq: str | None) -> None:
-        machine = self.replica.machine
+        namespace, checks = self.replica.machine.namespace, self.replica.checks
         body = b"[" + b",".join([b'"m"'] * count) + b"]" if count else b""
         command = append(key, body, JSON, close=close, producer=claim, seq=seq)
         try:
-            stream = machine.get(key, self.now_ms)
-            record, outcome = machine.check_append(stream, command, self.now_ms)
+            stream = namespace.get(key, self.now_ms)
+            record, outcome = checks.check_append(stream, command, self.now_ms)
         except MillstreamError:
             return
         if record is not None:
-            machine.accept(stream, record, outcome.tail, self.submit(record))
+            checks.accept(stream, record, outcome.tail, self.submit(record))
 
     @rule(key=keys)
     def delete(self, key: StreamKey) -> None:
@@ -238,9 +243,9 @@ class ApplyMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["one", "two", "three"]), deletes=st.booleans())
     def change_bucket(self, name: str, deletes: bool) -> None:
-        machine = self.drain()
+        checks = self.drain().checks
         try:
-            check = machine.check_delete_bucket if deletes else machine.check_create_bucket
+            check = checks.check_delete_bucket if deletes else checks.check_create_bucket
             self.alone(check(name, self.now_ms))
         except MillstreamError:
             pass
@@ -281,8 +286,8 @@ class ApplyMachine(RuleBasedStateMachine):
         if self.in_flight:
             return
         machine = self.replica.machine
-        for name, bucket in machine.buckets.items():
-            assert bucket.streams == sum(stream.key.bucket == name for stream in machine.resident())
+        for name, bucket in machine.namespace.buckets.items():
+            assert bucket.streams == sum(stream.key.bucket == name for stream in machine.namespace.resident())
         assert not machine.purged
 
 

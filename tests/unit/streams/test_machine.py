@@ -11,8 +11,10 @@ from millstream.protocol.etags import format_etag
 from millstream.protocol.expiry import Expiry, parse_expiry
 from millstream.protocol.offsets import OFFSET_MAX, format_offset
 from millstream.protocol.producers import ProducerClaim
+from millstream.streams.checks import Checks
 from millstream.streams.commands import ForkRequest
 from millstream.streams.machine import StateMachine
+from millstream.streams.namespace import Namespace
 from millstream.streams.records import span
 from millstream.streams.state import Stream
 from support.shards import append, create, key_of
@@ -42,11 +44,13 @@ def boundary(source: Stream, offset: int, sub_offset: int) -> tuple[int, list[by
 
 class Bed:
     def __init__(self) -> None:
-        self.machine = StateMachine(Nothing())
+        self.namespace = Namespace(Nothing())
+        self.machine = StateMachine(self.namespace)
+        self.checks = Checks(self.namespace)
         self.position = 1
 
     def stream(self, path: str) -> Stream:
-        found = self.machine.find(key_of(path))
+        found = self.namespace.find(key_of(path))
         assert found is not None
         return found
 
@@ -55,14 +59,14 @@ class Bed:
         self.position += span(record)
 
     def create(self, path: str, now_ms: int = NOW, **fields: Any) -> Any:
-        records, existing = self.machine.check_create(create(path, **fields), now_ms, boundary)
+        records, existing = self.checks.check_create(create(path, **fields), now_ms, boundary)
         for record in records:
             self.apply(record)
-        return existing or self.machine.find(key_of(path))
+        return existing or self.namespace.find(key_of(path))
 
     def append(self, path: str, body: bytes = b"", now_ms: int = NOW, **fields: Any) -> Any:
-        stream = self.machine.get(key_of(path), now_ms)
-        record, outcome = self.machine.check_append(stream, append(path, body, **fields), now_ms)
+        stream = self.namespace.get(key_of(path), now_ms)
+        record, outcome = self.checks.check_append(stream, append(path, body, **fields), now_ms)
         if record is not None:
             self.apply(record)
         return outcome
@@ -213,7 +217,7 @@ def test_a_refused_fork_leaks_no_reference(bed: Bed) -> None:
     with pytest.raises(NotFound):
         bed.create("fork", fork=("absent",))
     assert bed.stream("source").forks == 0
-    assert bed.machine.find(key_of("fork")) is None
+    assert bed.namespace.find(key_of("fork")) is None
 
 
 def test_a_fork_keeps_neither_closure_nor_producers_nor_sequence(bed: Bed) -> None:
@@ -222,7 +226,7 @@ def test_a_fork_keeps_neither_closure_nor_producers_nor_sequence(bed: Bed) -> No
     bed.append("source", close=True)
     fork = bed.create("fork", fork=ForkRequest(key_of("source")))
     assert (fork.closed, fork.seq) == (False, None)
-    assert bed.machine.producer(fork, "p", NOW) is None
+    assert bed.namespace.producer(fork, "p", NOW) is None
     assert bed.append("fork", b"b", producer=ProducerClaim("p", 0, 0), seq="1").tail == 2
 
 
@@ -230,9 +234,9 @@ def test_an_expired_stream_gives_up_its_name_in_a_record_of_its_own(bed: Bed) ->
     old = bed.create("s", content_type="text/plain", body=b"x", expiry=Expiry(ttl_seconds=5))
     later = NOW + 5_000
     with pytest.raises(NotFound) as caught:
-        bed.machine.get(key_of("s"), later)
+        bed.namespace.get(key_of("s"), later)
     assert caught.value.code == "stream_expired"
-    records, existing = bed.machine.check_create(create("s"), later, boundary)
+    records, existing = bed.checks.check_create(create("s"), later, boundary)
     assert existing is None
     assert [type(record).__name__ for record in records] == ["StreamDeleted", "StreamCreated"]
     new = bed.create("s", now_ms=later)
@@ -254,7 +258,7 @@ def test_replaying_the_same_records_gives_the_same_state(bed: Bed, monkeypatch: 
     bed.create("f", fork=("s",))
     bed.append("s", close=True)
     for path in ("s", "f"):
-        one, other = (machine.find(key_of(path)) for machine in (bed.machine, replayed.machine))
+        one, other = (one_bed.namespace.find(key_of(path)) for one_bed in (bed, replayed))
         assert one is not other
         assert {name: getattr(one, name) for name in Stream.__struct_fields__} == {
             name: getattr(other, name) for name in Stream.__struct_fields__

@@ -14,7 +14,7 @@ import pytest
 from millstream.errors import Conflict, Corrupt, Unavailable
 from millstream.tiers import flush_process, segment_encoder
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint, freeze_stream
+from millstream.tiers.catalog_rows import Checkpoint, encode_captured, encode_checkpoint
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
 from millstream.tiers.flush_process import FlushProcess, encode
 from millstream.tiers.segment_encoder import EncodedSegment
@@ -31,8 +31,8 @@ def flush_input() -> FlushInput:
     streams = streams_of(RUNS)
     streams[3].earliest = 1
     streams[4].seq = "9"
-    frozen = [freeze_stream(stream) for stream in streams]
-    return FlushInput(3, 1, 1 << 40, frozen, [], unflushed_of([run for _, run in RUNS]))
+    captured = [encode_captured(stream) for stream in streams]
+    return FlushInput(3, 1, 1 << 40, captured, [], unflushed_of([run for _, run in RUNS]))
 
 
 def checkpoint(position: int, rows: Rows) -> Checkpoint:

@@ -96,20 +96,20 @@ def test_letting_go_gives_back_what_publishing_took(
     assert hot.bytes == before + UNFLUSHED_OVERHEAD_BYTES * sum(map(len, other))
     hot.drop(second)
     hot.drop(first)
-    hot.forget(hot.take_unflushed(), 1 << 62)
+    hot.commit(hot.begin_capture(), 1 << 62)
     assert hot.bytes == 0
 
 
 @given(appends.filter(bool), appends, st.integers(0, 5), st.integers(0, 20))
 def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
-    one: list[list[bytes]], other: list[list[bytes]], taken_after: int, cold: int
+    one: list[list[bytes]], other: list[list[bytes]], captured_after: int, cold: int
 ) -> None:
-    hot, position, taken = HotTier(), 10, None
+    hot, position, captured = HotTier(), 10, None
     offsets, expected = {1: 0, 2: 0}, []
     streams = {incarnation: stream_of(incarnation) for incarnation in offsets}
     for number, (incarnation, batch) in enumerate([(1, batch) for batch in one] + [(2, batch) for batch in other]):
-        if number == taken_after:
-            taken = hot.take_unflushed()
+        if number == captured_after:
+            captured = hot.begin_capture()
         hot.publish(streams[incarnation], offsets[incarnation], position, 5 + number, batch)
         for index, message in enumerate(batch, 1):
             start = offsets[incarnation]
@@ -117,9 +117,9 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
             expected.append((incarnation, start, offsets[incarnation], position + index, 5 + number, message))
         position += 1 + len(batch)
     assert hot.backlog_bytes == sum(offsets.values())
-    if taken is not None:
-        with memoryview(taken.ends):  # whoever was at work on it may not have let go yet
-            hot.put_back(taken)
+    if captured is not None:
+        with memoryview(captured.ends):  # whoever was at work on it may not have let go yet
+            hot.roll_back(captured)
     columns = hot.unflushed
     found = zip(
         columns.incarnations,
@@ -132,12 +132,12 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
     )
     assert list(found) == expected
     assert columns.bytes == hot.backlog_bytes == sum(offsets.values())
-    taken = hot.take_unflushed()
+    captured = hot.begin_capture()
     cut = expected[cold][3] if cold < len(expected) else position
-    rest = hot.forget(taken, cut)
+    rest = hot.commit(captured, cut)
     assert list(rest.messages) == [row[-1] for row in expected if row[3] >= cut]
     assert hot.backlog_bytes == rest.bytes == sum(map(len, rest.messages))
-    hot.put_back(rest)
+    hot.roll_back(rest)
     assert hot.backlog_bytes == hot.unflushed.bytes == rest.bytes
 
 

@@ -176,7 +176,6 @@ class Application(Front):
         self.readers = LiveReaders(shard, limits, self.metrics)
         self.subscriptions = SubscriptionApi(shard, subscriptions or SubscriptionSettings())
         self.yjs = YjsApi(shard, self.readers, yjs or YjsSettings())
-        self._machine = shard.machine
         # Each with the series its requests are measured in.
         self._stream_methods: dict[str, tuple[Handler, RouteSeries]] = {
             method: (handler, self.metrics.series(method, "stream"))

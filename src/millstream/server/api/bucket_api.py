@@ -31,11 +31,11 @@ class BucketApi:
         self._shard.create_bucket(bucket, created)
 
     def get(self, request: Request, bucket: str) -> None:
-        self._shard.machine.bucket(bucket)
+        self._shard.namespace.bucket(bucket)
         request.reply(Response(200, _JSON, self._description(bucket)))
 
     def _description(self, name: str) -> bytes:
-        bucket = self._shard.machine.bucket(name)
+        bucket = self._shard.namespace.bucket(name)
         return msgspec.json.encode(
             {"bucket_id": name, "streams": bucket.streams, "created_at_ms": bucket.created_at_ms}
         )
@@ -52,7 +52,7 @@ class BucketApi:
         query = parse_query(request.query)
         prefix, after = query.get("prefix", ""), query.get("after", "")
         limit = _limit(query.get("limit"))
-        self._shard.machine.bucket(bucket)
+        self._shard.namespace.bucket(bucket)
         page = self._shard.listing.page(bucket, prefix, after, limit, self._shard.clock.now_ms())
         body = {
             "bucket_id": bucket,

@@ -53,7 +53,7 @@ class ColdApi:
     def describe(self, request: Request, bucket: str) -> None:
         after = parse_query(request.query).get("after")
         position = position_of(after) if after else -1
-        self._shard.machine.bucket(bucket)
+        self._shard.namespace.bucket(bucket)
         reply_later(request, self._segments(bucket, position), lambda found: self._description(bucket, found))
 
     async def _segments(self, bucket: str, after: int) -> _Segments:
@@ -87,11 +87,11 @@ class ColdApi:
             "store": self._store,
             "flushed": self._shard.machine.flushed - 1,
             "latest": self._shard.feed.latest,
-            "buckets": sorted(self._shard.machine.buckets),
+            "buckets": sorted(self._shard.namespace.buckets),
         }
 
     def ask_alive(self, request: Request, bucket: str) -> None:
-        self._shard.machine.bucket(bucket)
+        self._shard.namespace.bucket(bucket)
         try:
             question = _QUESTION.decode(request.body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -58,7 +58,7 @@ class FeedApi:
         if live == "sse":  # an EventSource that reconnects repeats its URL and says by header how far it came
             token = request.header(b"last-event-id") or token
         if not token or token == "now":  # who follows a bucket that has gone with its last stream hears of that
-            self._shard.machine.bucket(bucket)
+            self._shard.namespace.bucket(bucket)
         after = self._after(token)
         feed = self._shard.feed
         if live == "sse":

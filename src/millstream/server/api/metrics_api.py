@@ -120,7 +120,7 @@ class MetricsApi:
             (
                 "resident_streams",
                 "Streams whose state is in memory.",
-                sum(shard.machine.resident_count() for shard in shards),
+                sum(shard.namespace.resident_count() for shard in shards),
             ),
             (
                 "store_lost",

@@ -38,7 +38,7 @@ async def _largest_streams(shards: Sequence[Shard]) -> list[dict[str, object]]:
     """The streams with the most bytes in memory. There may be very many: other work goes on after every slice."""
     largest: list[tuple[int, str]] = []
     for shard in shards:
-        streams = list(shard.machine.resident())
+        streams = list(shard.namespace.resident())
         for start in range(0, len(streams), STREAMS_SLICE):
             some = streams[start : start + STREAMS_SLICE]
             sizes = ((shard.hot.bytes_of(one), str(one.key)) for one in some if one.hot is not None)
@@ -72,7 +72,7 @@ class StatsApi:
             "backpressure": reason is not None,
             "backpressure_reason": reason,
             "row_group_cache_bytes": shard.cold.cached_bytes,
-            "resident_streams": shard.machine.resident_count(),
+            "resident_streams": shard.namespace.resident_count(),
             "flushed_position": shard.machine.flushed,
             "last_position": shard.feed.latest,
         }

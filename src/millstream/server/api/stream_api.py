@@ -133,7 +133,7 @@ class StreamApi:
         """Raise what an append to a stream would be refused for, if that stream had just been created."""
         now_ms = self._shard.clock.now_ms()
         fresh = Stream.created(0, key, content_type, now_ms)
-        self._shard.machine.check_append(fresh, append_command(request, key), now_ms)
+        self._shard.checks.check_append(fresh, append_command(request, key), now_ms)
 
     # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
 

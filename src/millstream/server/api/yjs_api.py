@@ -353,7 +353,7 @@ class YjsApi:
         producer_id = request.header(b"producer-id")
         if producer_id is None or request.header(b"producer-seq") != "0":
             return
-        state = self._shard.machine.producer(stream, producer_id, self._shard.clock.now_ms())
+        state = self._shard.namespace.producer(stream, producer_id, self._shard.clock.now_ms())
         if state is not None and request.header(b"producer-epoch") == str(state.epoch):
             raise ProducerFenced(
                 f"producer {producer_id!r} has written in epoch {state.epoch} already", current_epoch=state.epoch
