@@ -76,7 +76,7 @@ class Reloader:
             logger.warning("SIGHUP: these changes need a restart: %s", ", ".join(pending))
 
     def _limits(self, config: Config) -> list[str]:
-        self._server.limits = http_limits(config)
+        self._server.set_limits(http_limits(config))
         self._app.set_read_limits(read_limits(config))
         if self._app.gate is None and not config.auth.enabled:
             self._app.gate = self._open_gate(config)
