@@ -341,3 +341,27 @@ def test_a_bucket_that_shares_its_segment_reads_its_own_rows_only(tmp_path: Path
         assert "other" not in str(streams.cold()["shards"])
         assert payloads(read(streams.options())) == expected
         assert payloads(read(streams.options(stream="run-1"))) == {"run-1": expected["run-1"]}
+
+
+def test_partitions_are_sized_by_payload_not_by_stored_bytes(streams: Streams) -> None:
+    """Payloads that compress to nearly nothing are as much work for a task as any others."""
+    for number in range(8):
+        streams.append(f"run-{number}", *({"pad": "x" * 500} for _ in range(2_500)))
+    streams.flush()
+    stored = sum(one["size"] for one in streams.cold()["shards"][0]["segments"])
+    assert stored < 1 << 20
+    partitions = reader_of(streams.options(maxPartitionBytes="2m")).partitions()
+    assert 4 <= len(partitions) <= 8
+    assert len(reader_of(streams.options()).partitions()) == 1
+
+
+def test_min_partitions_splits_a_small_read(streams: Streams) -> None:
+    for number in range(8):
+        streams.append(f"run-{number}", *({"n": n, "pad": "x" * 500} for n in range(2_500)))
+    streams.flush()
+    reader = reader_of(streams.options(minPartitions="4"))
+    partitions = reader.partitions()
+    assert 4 <= len(partitions) <= 6
+    assert len(rows_of(reader, partitions)) == 20_000
+    streams.append("run-0", *({"n": n} for n in range(20)))
+    assert len(read(streams.options(minPartitions="3"))) == 20_020

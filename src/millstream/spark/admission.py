@@ -175,7 +175,7 @@ class Admission:
                     table.column("position").to_numpy(),
                     table.column("offset_end").to_numpy() - table.column("offset_start").to_numpy(),
                 )
-                for table in reader.tables(segment, footer, groups, columns)
+                for _, table in reader.tables(segment, footer, groups, columns)
             ]
             found = _Index(
                 numpy.concatenate([positions for positions, _ in parts]),

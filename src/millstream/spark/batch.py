@@ -14,11 +14,11 @@ from millstream.protocol.keys import StreamKey
 from millstream.spark import planning
 from millstream.spark.cold_reader import ColdReader
 from millstream.spark.columns import layout_of
-from millstream.spark.errors import SourceError
-from millstream.spark.filters import excludes_bucket, is_supported, narrow
+from millstream.spark.errors import SegmentMissing, SourceError
+from millstream.spark.filters import Selection, excludes_bucket, is_supported, narrow
 from millstream.spark.options import ReadOptions
 from millstream.spark.pieces import Partition, RowRules, batches_of, feed_tables, segment_tables
-from millstream.spark.source_client import SourceClient
+from millstream.spark.source_client import ColdListing, SourceClient
 from millstream.spark.worker import exempt_modules_from_collection
 
 
@@ -36,16 +36,28 @@ class BatchReader(DataSourceReader):
             client.check_bucket(options.bucket)
             check_stream(client, options, has_fields=bool(layout_of(self._schema, options).typed.fields))
             selection = narrow(planning.selection_of(options), self._filters)
-            partitions: list[Partition] = []
-            if not excludes_bucket(self._filters, options.bucket):
-                cold = client.cold(options.bucket)
-                for shard in cold.shards:
-                    bounded = planning.within(selection, shard, options.starting, options.ending)
-                    partitions += planning.plan(options, client, cold, bounded, shard)
+            partitions = [] if excludes_bucket(self._filters, options.bucket) else self._planned(client, selection)
             # Without a partition Spark would call `read` with none; an empty one reads nothing.
             return list(partitions) or [Partition(None, selection)]
         finally:
             client.close()
+
+    def _planned(self, client: SourceClient, selection: Selection) -> list[Partition]:
+        options = self._options
+        before: ColdListing | None = None
+        while True:
+            cold = client.cold(options.bucket)
+            try:
+                partitions: list[Partition] = []
+                for shard in cold.shards:
+                    bounded = planning.within(selection, shard, options.starting, options.ending)
+                    partitions += planning.plan(options, client, cold, bounded, shard)
+                return partitions
+            except SegmentMissing:
+                # Unless what the server lists has changed, a segment is missing that it takes to be there.
+                if before is not None and before.segments() == cold.segments():
+                    raise
+                before = cold
 
     def read(self, partition: InputPartition) -> Iterator[arrow.RecordBatch]:
         exempt_modules_from_collection()
@@ -55,7 +67,7 @@ class BatchReader(DataSourceReader):
         if part.segments:
             assert part.cold is not None
             reader = ColdReader(part.cold)
-            for table in segment_tables(reader, part.segments, layout.stored, rules):
+            for table in segment_tables(options.connection, reader, part.segments, layout.stored, rules):
                 yield from batches_of(table, layout, options)
         for table in feed_tables(options.connection, part.feed, rules):
             yield from batches_of(table, layout, options)

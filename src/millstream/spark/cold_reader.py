@@ -51,10 +51,17 @@ class ColdReader:
 
     def tables(
         self, segment: SegmentRef, footer: Footer, groups: Sequence[int], columns: list[str]
-    ) -> Iterator[arrow.Table]:
-        """The wanted columns of the wanted row groups, some row groups at a time."""
+    ) -> Iterator[tuple[list[int], arrow.Table]]:
+        """Some columns of some row groups, several row groups in a table, with their numbers."""
         with self._explained(segment):
             yield from self._reader.tables(segment, footer.metadata, groups, columns)
+
+    def row_groups(
+        self, segment: SegmentRef, footer: Footer, groups: Sequence[int], columns: list[str]
+    ) -> Iterator[tuple[int, arrow.Table]]:
+        """The same, one row group in a table."""
+        with self._explained(segment):
+            yield from self._reader.row_groups(segment, footer.metadata, groups, columns)
 
     @contextmanager
     def _explained(self, segment: SegmentRef) -> Iterator[None]:

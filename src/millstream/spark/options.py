@@ -50,6 +50,7 @@ _NAMES: Final = (
     "maxBytesPerTrigger",
     "maxRecordsPerTrigger",
     "maxPartitionBytes",
+    "minPartitions",
     "partitionBy",
     "failOnDataLoss",
     "pushFilters",
@@ -75,7 +76,6 @@ _OPTIONS_OF_OTHER_SOURCES: Final = {
     "maxoffsetspertrigger": "limit a micro-batch with 'maxRecordsPerTrigger' or 'maxBytesPerTrigger'",
     "minoffsetspertrigger": "give the query a trigger with an interval",
     "maxfilespertrigger": "limit a micro-batch with 'maxBytesPerTrigger'",
-    "minpartitions": "make partitions smaller with 'maxPartitionBytes'",
     "startingoffsetsbytimestamp": "give 'startingTimestamp', or a time as 'startingOffsets'",
     "endingoffsetsbytimestamp": "give 'endingTimestamp', or a time as 'endingOffsets'",
     "startingversion": "give a position as 'startingOffsets'",
@@ -144,6 +144,7 @@ class ReadOptions:
     bytes_per_trigger: int | None
     records_per_trigger: int | None
     partition_bytes: int
+    partitions_min: int
     partition_by: str
     fail_on_data_loss: bool
     push_filters: bool
@@ -235,6 +236,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         records_per_trigger=given.parsed("maxRecordsPerTrigger", _positive_integer, "a whole number, 1 or more"),
         partition_bytes=given.parsed("maxPartitionBytes", _positive_size, "a size such as 128m, more than nothing")
         or 64 << 20,
+        partitions_min=given.parsed("minPartitions", _positive_integer, "a whole number, 1 or more") or 1,
         partition_by=given.parsed(
             "partitionBy",
             lambda value: {"stream": BY_STREAM, "position": BY_POSITION}[value.lower()],

@@ -19,8 +19,10 @@ from pyspark.sql.datasource import Filter, InputPartition
 from millstream.spark import typed
 from millstream.spark.cold_reader import ColdReader
 from millstream.spark.columns import Layout, message_arrays
+from millstream.spark.errors import SegmentMissing
 from millstream.spark.filters import HIGHEST, LOWEST, Selection, row_condition, stored_columns
 from millstream.spark.options import Connection, ReadOptions
+from millstream.spark.relocation import Relocation, unpack
 from millstream.spark.source_client import SourceClient
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
@@ -36,12 +38,17 @@ _MILLISECONDS: Final = arrow.timestamp("ms", tz="UTC")
 
 @dataclass(frozen=True)
 class SegmentPiece:
-    """Row groups of a segment. `earliest` has the streams some of whose rows may be dead."""
+    """Row groups of a segment. `earliest` has the streams some of whose rows may be dead.
 
+    `ranges` says which messages these are (see `relocation.py`), in case the segment is replaced before it is read.
+    """
+
+    shard: int
     segment: SegmentRef
     groups: tuple[int, ...]
     earliest: dict[int, int]
-    stored_bytes: int
+    payload_bytes: int
+    ranges: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,7 @@ class RowRules:
 
 
 def segment_tables(
+    connection: Connection,
     reader: ColdReader,
     pieces: Sequence[SegmentPiece],
     columns: set[str],
@@ -115,13 +123,36 @@ def segment_tables(
     for piece in pieces:
         tested, condition = rules.conditions(piece.segment)
         needed = columns | tested | ({"incarnation", "offset_end"} if piece.earliest else set())
-        footer = reader.footer(piece.segment)
-        for table in reader.tables(piece.segment, footer, piece.groups, sorted(needed)):
-            chosen = table if condition is None else table.filter(condition)
-            alive = chosen.filter(_is_alive(chosen, piece.earliest)) if piece.earliest else chosen
-            if alive.num_rows < chosen.num_rows:
-                on_dead(chosen.num_rows - alive.num_rows)
-            yield alive
+        left = set(piece.groups)
+        try:
+            footer = reader.footer(piece.segment)
+            for groups, table in reader.tables(piece.segment, footer, piece.groups, sorted(needed)):
+                left -= set(groups)
+                chosen = table if condition is None else table.filter(condition)
+                alive = chosen.filter(_is_alive(chosen, piece.earliest)) if piece.earliest else chosen
+                if alive.num_rows < chosen.num_rows:
+                    on_dead(chosen.num_rows - alive.num_rows)
+                yield alive
+        except SegmentMissing as missing:
+            yield from _relocated(connection, reader, piece, left, columns, rules, missing)
+
+
+def _relocated(
+    connection: Connection,
+    reader: ColdReader,
+    piece: SegmentPiece,
+    groups: set[int],
+    columns: set[str],
+    rules: RowRules,
+    missing: SegmentMissing,
+) -> Iterator[arrow.Table]:
+    """What some row groups of a piece held, read from the segments that have replaced the piece's."""
+    relocation = Relocation(connection, rules.bucket, piece.shard, reader)
+    # Compaction moves messages between segments of one bucket and those that buckets share: test everything.
+    tested, condition = rules.conditions()
+    ranges = unpack(piece.ranges, groups)
+    for _, table in relocation.row_groups(piece.segment, ranges, columns | tested, missing):
+        yield table if condition is None else table.filter(condition)
 
 
 def _is_alive(table: arrow.Table, earliest: dict[int, int]) -> arrow.ChunkedArray:

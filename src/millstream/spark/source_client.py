@@ -78,6 +78,9 @@ class ColdListing(msgspec.Struct, frozen=True):
     store: StoreLocation
     shards: list[ShardListing]
 
+    def segments(self) -> set[str]:
+        return {segment["path"] for shard in self.shards for segment in shard.segments}
+
 
 class FeedPage(NamedTuple):
     table: arrow.Table

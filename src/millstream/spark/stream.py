@@ -107,7 +107,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._options.partition_by == BY_STREAM:
                     if found := self._name_cuts(cold, shard, begin, end):
                         names[str(shard.shard)] = found
-                elif places := cuts_of(shard, begin, end, self._options.partition_bytes):
+                elif places := cuts_of(shard, begin, end, self._partition_bytes(shard, begin, end)):
                     cuts[str(shard.shard)] = ",".join(map(str, places))
             ends[shard.shard] = end
         if all(start.get(str(shard)) == end for shard, end in ends.items()):
@@ -122,14 +122,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         settings = store_settings(cold.store, options.cold)
         segments = [one for one in shard.refs() if one.last_position >= begin and one.first_position < end]
-        if settings is None or sum(one.payload_bytes for one in segments) <= options.partition_bytes:
+        partition_bytes = self._partition_bytes(shard, begin, end)
+        if settings is None or sum(one.payload_bytes for one in segments) <= partition_bytes:
             return []
         selection = planning.selection_of(options)
         footers = ColdReader(settings).footers(segments)
         extents = [
             one for _, footer in footers for one in footer.of(options.bucket).extents if selection.has_extent(one)
         ]
-        return name_cuts_of(extents, options.partition_bytes)
+        return name_cuts_of(extents, partition_bytes)
+
+    def _partition_bytes(self, shard: ShardListing, begin: int, end: int) -> int:
+        """How large a partition of a micro-batch may be, so that there are as many as `minPartitions` asks for."""
+        segments = [one for one in shard.refs() if one.last_position >= begin and one.first_position < end]
+        total = sum(one.payload_bytes for one in segments) + shard.unflushed_bytes
+        return max(min(self._options.partition_bytes, -(-total // self._options.partitions_min)), 1)
 
     def _kept(self, shard: ShardListing, start: int, whose: str) -> int:
         """A position the server still has everything from; what is missing is an error, or a warning."""
@@ -243,9 +250,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             flushed = shard.earliest if settings is None else shard.flushed
             if settings is not None and part.start <= shard.flushed:
                 reader = ColdReader(settings)
-                pieces = planning.segment_pieces(reader, client, options.bucket, shard.refs(), selection, options)
+                pieces = planning.segment_pieces(reader, client, shard, selection, options)
                 missed: list[int] = []
-                yield from segment_tables(reader, pieces, columns, rules, missed.append)
+                yield from segment_tables(options.connection, reader, pieces, columns, rules, missed.append)
                 if missed:
                     logger.warning(
                         "bucket %r, positions %d to %d: %d messages were deleted, trimmed or expired before this"

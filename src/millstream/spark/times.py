@@ -27,7 +27,7 @@ def position_at(options: ReadOptions, client: SourceClient, cold: ColdListing, s
                 groups = range(footer.metadata.num_row_groups)
                 tables = reader.tables(segment, footer, groups, ["appended_at", "position"])
                 found = min(
-                    (one for one in (_first(table, at_ms) for table in tables) if one is not None), default=None
+                    (one for one in (_first(table, at_ms) for _, table in tables) if one is not None), default=None
                 )
             if found is not None and (best is None or found < best):
                 best = found

@@ -127,10 +127,10 @@ class SegmentReader:
 
     def tables(
         self, segment: SegmentRef, metadata: parquet.FileMetaData, groups: Sequence[int], columns: list[str]
-    ) -> Iterator[arrow.Table]:
-        """The same, with as many row groups in a table as have `BATCH_BYTES` together."""
+    ) -> Iterator[tuple[list[int], arrow.Table]]:
+        """The same, with as many row groups in a table as have `BATCH_BYTES` together; each with their numbers."""
         for batch, file in self._batches(segment, metadata, groups, columns):
-            yield _decode(file, batch, columns, segment.path)
+            yield batch, _decode(file, batch, columns, segment.path)
 
     def _batches(
         self, segment: SegmentRef, metadata: parquet.FileMetaData, groups: Sequence[int], columns: list[str]

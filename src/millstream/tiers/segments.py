@@ -223,11 +223,6 @@ def row_group_range(metadata: parquet.FileMetaData, group: int) -> tuple[int, in
     return min(starts), max(ends)
 
 
-def row_group_start(metadata: parquet.FileMetaData, group: int) -> int:
-    """Where in the file a row group begins."""
-    return chunk_start(metadata.row_group(group).column(0))
-
-
 def chunk_start(column: parquet.ColumnChunkMetaData) -> int:
     """Where in the file a column of a row group begins: with its dictionary, if it has one."""
     if column.dictionary_page_offset is None:

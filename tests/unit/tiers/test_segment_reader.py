@@ -60,7 +60,9 @@ def test_every_way_to_read_gives_the_rows_of_the_file(
 ) -> None:
     metadata = reader.footer(REF).metadata
     expected = rows_of(groups, columns).to_pylist()
-    tables = list(reader.tables(REF, metadata, groups, columns))
+    batches = list(reader.tables(REF, metadata, groups, columns))
+    assert [group for some, _ in batches for group in some] == groups
+    tables = [table for _, table in batches]
     assert arrow.concat_tables(tables).to_pylist() == expected
     each = list(reader.row_groups(REF, metadata, groups, columns))
     assert [group for group, _ in each] == groups
@@ -72,7 +74,7 @@ def test_every_way_to_read_gives_the_rows_of_the_file(
 
 def test_tables_hold_a_bounded_number_of_row_groups(reader: SegmentReader) -> None:
     metadata = reader.footer(REF).metadata
-    tables = list(reader.tables(REF, metadata, range(GROUPS), ["payload"]))
+    tables = [table for _, table in reader.tables(REF, metadata, range(GROUPS), ["payload"])]
     assert len(tables) > GROUPS // 3
     assert max(table.nbytes for table in tables) <= segment_reader.BATCH_BYTES + (1 << 20)
 
