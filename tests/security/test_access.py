@@ -183,6 +183,19 @@ def test_a_prefix_is_all_that_its_token_sees(guarded: Guarded) -> None:
         assert ask("GET", f"{route}?prefix=chat/", guarded.prefixed).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["prefix=chat/&prefix=", "prefix=&prefix=chat/", "prefix=chat/../", "prefix=chat/%00", "prefix=chat/;prefix="],
+)
+@pytest.mark.parametrize("route", ["/team-a/streams", "/team-a/streams/feed", "/team-a/streams/cold"])
+def test_no_spelling_of_a_prefix_shows_more_than_its_token_may_see(guarded: Guarded, route: str, query: str) -> None:
+    ask = guarded.request
+    assert ask("PUT", "/v1/stream/team-a/hidden", guarded.admin, headers=TEXT).status_code in (200, 201)
+    answer = ask("GET", f"{route}?{query}", guarded.prefixed)
+    assert answer.status_code in (200, 400, 403)
+    assert "hidden" not in answer.text
+
+
 def test_where_history_lies_is_told_to_those_who_may_read_the_whole_bucket(guarded: Guarded) -> None:
     """A segment has streams of the whole bucket in it: naming a prefix does not make it less."""
     ask, question = guarded.request, {"incarnations": [1]}

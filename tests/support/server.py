@@ -48,7 +48,7 @@ class ServerProcess:
         line = self.process.stdout.readline()
         match = re.search(r"(https?)://([^,]+)", line)
         if match is None:
-            self.process.wait()
+            self._reap()
             raise AssertionError(f"the server did not start: {line!r} {self.stderr()}")
         self._listen = match[2]
         self.url = f"{match[1]}://{match[2]}"
