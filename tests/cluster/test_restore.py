@@ -15,6 +15,7 @@ from millstream.cluster.placement import shard_of
 from support.cluster import Cluster, NodeProcess, running, wait_until
 from support.cluster_load import Load, read_all
 from support.s3 import S3Server
+from support.server import ServerProcess
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -118,6 +119,51 @@ def test_a_cluster_that_lost_every_node_is_restored_from_the_object_store(cluste
                 )
     finally:
         again.stop()
+
+
+def data_objects(s3: S3Server, prefix: str) -> dict[str, int]:
+    """All but who owns it, which a change of leader changes."""
+    return {path: size for path, size in s3.listing(prefix).items() if not path.startswith("owner/")}
+
+
+def test_a_drill_beside_a_running_cluster_reads_every_shard_and_touches_nothing(
+    cluster_s3: S3Server, tmp_path: Path
+) -> None:
+    buckets = {shard_of(name, SHARDS): name for name in (f"bucket-{number}" for number in range(50))}
+    paths = [f"/v1/stream/{buckets[shard]}/s" for shard in range(SHARDS)]
+    with running(tmp_path / "cluster", cluster_s3, shards=SHARDS, settings=NEVER) as cluster:
+        for path in paths:
+            url = f"{cluster.nodes[1].url}{path}"
+            assert httpx.put(url, headers=TEXT, follow_redirects=True, timeout=20.0).status_code == 201
+            assert append(cluster, path, f"content of {path}", 0) == 200
+        flush(cluster, SHARDS - 1)  # the last shard is not in the store yet
+        before = data_objects(cluster_s3, cluster.prefix)
+        node, drill = cluster.nodes[2], tmp_path / "drill"
+        done = command("restore", node, "--read-only", "--data-dir", str(drill), "--json")
+        assert done.returncode == 0, done.stderr
+        assert [one and one["streams"] for one in json.loads(done.stdout)["shards"]] == [1, 1, None]
+        serve = (sys.executable, "-m", "millstream.cli.main", "serve", "--config", str(node.file))
+        with ServerProcess(drill, command=serve, environment=node.environment) as server:
+            read = [httpx.get(server.url + path, timeout=20.0) for path in paths]
+            assert [one.status_code for one in read] == [200, 200, 404]
+            assert [one.text for one in read[:-1]] == [f"content of {path}" for path in paths[:-1]]
+            for shard in range(SHARDS - 1):
+                listed = httpx.get(f"{server.url}/{buckets[shard]}/streams", timeout=20.0)
+                assert [one["stream_id"] for one in listed.json()["streams"]] == ["s"]
+                assert httpx.get(f"{server.url}/{buckets[shard]}/streams/feed", timeout=20.0).status_code == 200
+            for answer in (
+                httpx.post(server.url + paths[0], headers=TEXT, content=b"no"),
+                httpx.put(server.url + "/v1/stream/new/s", headers=TEXT),
+                httpx.delete(server.url + paths[1]),
+                httpx.put(f"{server.url}/{buckets[0]}/s/snapshot/0000000000000000_0000000000000001", content=b"no"),
+            ):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "read_only"), answer.text
+            for probe in ("/healthz", "/readyz/local", "/readyz/cluster", "/metrics"):
+                assert httpx.get(server.url + probe).status_code == 200
+            assert append(cluster, paths[0], ", and more", 1) == 200
+            assert server.stop() == 0
+        assert data_objects(cluster_s3, cluster.prefix) == before
+        assert read_all(cluster, paths[0]).endswith(b", and more")
 
 
 def test_a_store_of_several_shards_is_not_restored_to_a_single_server(cluster_s3: S3Server, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ It takes the store over: a server that still writes to it stops. With `--read-on
 is started on the directory refuses writes and touches nothing in the store: a drill beside the one that runs.
 
 Of a cluster it rebuilds that of the node which begins it again: the catalogs of all shards, and where their logs go on.
-The other nodes start empty and restore themselves.
+The other nodes start empty and restore themselves. With `--read-only` any node's configuration will do, and what is
+started on the directory is one process that needs neither brokers nor other nodes.
 """
 
 from __future__ import annotations
@@ -74,11 +75,6 @@ def run(options: argparse.Namespace) -> int:
     config = load_configuration(options)
     data_dir = config.server.data_dir
     if config.cluster.name:
-        if options.read_only:
-            raise ConfigurationError(
-                "a cluster cannot be restored read-only",
-                hint="copy the object store's prefix and restore from the copy, with a cluster.name of its own",
-            )
         cluster = asyncio.run(_restore_cluster(config, options))
         _tell_of_losses(*(one for one in cluster.shards if one is not None))
         if options.json:
@@ -87,8 +83,12 @@ def run(options: argparse.Namespace) -> int:
             found = [one for one in cluster.shards if one is not None]
             print(
                 f"restored {sum(one.streams for one in found):,} streams and {sum(one.segments for one in found):,}"
-                f" segments of {len(cluster.shards)} shards into {data_dir}; start this node, and the others with empty"
-                " data directories"
+                f" segments of {len(cluster.shards)} shards into {data_dir}"
+                + (
+                    ", for reading only: start it by itself"
+                    if options.read_only
+                    else "; start this node, and the others with empty data directories"
+                )
             )
         return 0
     restored = asyncio.run(_restore(config, options))
@@ -129,11 +129,16 @@ async def _restore(config: Config, options: argparse.Namespace) -> Restored:
         mark_read_only(data_dir, options.read_only)
     finally:
         directory.release()
-    # An empty log that starts where the catalog ends: without one the server would take it for lost.
-    log.start(restored.position, lambda *_: None)
-    log.close()
+    _begin_log(data_dir, restored)
     (data_dir / UNFINISHED).rename(data_dir / "catalog")
     return restored
+
+
+def _begin_log(place: Path, restored: Restored) -> None:
+    """An empty log that starts where the catalog ends: without one the server would take it for lost."""
+    log = FileLog(place / "log", SystemClock())
+    log.start(restored.position, lambda *_: None)
+    log.close()
 
 
 def _open_store(config: Config) -> Objects:
@@ -157,7 +162,7 @@ def _where_else(looked: Path) -> str:
 
 async def _restore_cluster(config: Config, options: argparse.Namespace) -> RestoredCluster:
     data_dir, shards = config.server.data_dir, config.cluster.shards
-    if config.server.node_id != config.cluster.bootstrap_node_id:
+    if config.server.node_id != config.cluster.bootstrap_node_id and not options.read_only:
         raise ConfigurationError(
             f"this is node {config.server.node_id}, and node {config.cluster.bootstrap_node_id} begins the cluster",
             hint="restore there; the other nodes start with empty data directories and restore themselves",
@@ -191,10 +196,13 @@ async def _restore_cluster(config: Config, options: argparse.Namespace) -> Resto
                 one, claim = await _restore_catalog(config, objects, place, number, options)
                 restored.append(one)
                 claims.append(claim)
+                if options.read_only:
+                    _begin_log(place, one)
                 (place / UNFINISHED).rename(place / "catalog")
-        write_origins(
-            data_dir, Origins(config.cluster.name, [one.position if one is not None else 1 for one in restored], claims)
-        )
+        mark_read_only(data_dir, options.read_only)
+        if not options.read_only:
+            positions = [one.position if one is not None else 1 for one in restored]
+            write_origins(data_dir, Origins(config.cluster.name, positions, claims))
     finally:
         directory.release()
     return RestoredCluster(restored)

@@ -252,6 +252,10 @@ class Served(Protocol):
 def open_node(config: Config) -> Served:
     if not config.cluster.name:
         return Node(config)
+    if is_read_only(config.server.data_dir):
+        from millstream.server.node.drill import DrillNode
+
+        return DrillNode(config)
     try:
         from millstream.server.node.cluster_node import ClusterNode
     except ModuleNotFoundError as error:
