@@ -260,7 +260,8 @@ def _produced(response: Response) -> Appended:
     is_repeat = response.status == 204
     # Of a repeat some servers do not say where the stream ends.
     offset = headers.get("stream-next-offset", "") if is_repeat else headers["stream-next-offset"]
-    return Appended(offset, is_repeat, "stream-closed" in headers, headers.get("etag"))
+    highest = int(headers["producer-seq"]) if "producer-seq" in headers else None
+    return Appended(offset, is_repeat, "stream-closed" in headers, headers.get("etag"), highest)
 
 
 def read(path: str, offset: str, max_bytes: int | None = None) -> Call[Chunk]:

@@ -77,6 +77,8 @@ class ProducerState:
         self._content_type = content_type  # unknown until `prepare` has asked
         self.accepted = 0
         self.acknowledged = 0
+        self.duplicates = 0
+        self.acknowledged_seq: int | None = None
         self.buffered_bytes = 0
         self.next_offset: str | None = None
         self.failure: ClientError | None = None
@@ -193,6 +195,8 @@ class ProducerState:
     def succeeded(self, batch: Batch, appended: Appended) -> None:
         del self._flying[batch.seq]
         self.acknowledged += batch.count
+        self.duplicates += batch.count if appended.duplicate else 0
+        self.acknowledged_seq = max(batch.seq, self.acknowledged_seq or 0)
         self.buffered_bytes -= batch.size
         if self.next_offset is None or appended.next_offset > self.next_offset:
             self.next_offset = appended.next_offset

@@ -38,12 +38,13 @@ class Created(NamedTuple):
 
 class Appended(NamedTuple):
     """`duplicate`: the producer had appended this before, and nothing was written again; then `next_offset` is empty if
-    the server does not say it."""
+    the server does not say it. `producer_seq` is the highest sequence number that the server has of this producer."""
 
     next_offset: str
     duplicate: bool
     closed: bool
     etag: str | None = None
+    producer_seq: int | None = None
 
 
 class StreamInfo(NamedTuple):

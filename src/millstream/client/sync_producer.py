@@ -65,6 +65,16 @@ class IdempotentProducer:
         return self._state.acknowledged
 
     @property
+    def duplicates(self) -> int:
+        """How many of these the server had already, from an earlier run or an attempt whose answer was lost."""
+        return self._state.duplicates
+
+    @property
+    def acknowledged_seq(self) -> int | None:
+        """The highest sequence number of a batch that is durable."""
+        return self._state.acknowledged_seq
+
+    @property
     def next_offset(self) -> str | None:
         """Where the stream ended after the last acknowledged batch."""
         return self._state.next_offset
