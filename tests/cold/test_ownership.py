@@ -345,6 +345,7 @@ def test_a_damaged_owner_refuses_a_start_and_the_override_goes_on_and_deletes_no
     assert path in said and "cold.take_over=true" in said
     done = run_command("doctor", data_dir=data_dir, store=folder)
     assert path in done.stdout + done.stderr
+    assert any(path in one["problem"] for one in verified(data_dir, folder)["problems"])
     with server_on(data_dir, folder, *FLUSHING, "cold.take_over=true") as server, client_of(server) as client:
         assert read_all(client, "/v1/stream/one") == b"one "
         write(client, "three", create=True)

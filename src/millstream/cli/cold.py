@@ -22,7 +22,7 @@ from millstream.cli.options import (
 from millstream.cli.parser import Parser
 from millstream.cli.progress import Progress
 from millstream.config import Config
-from millstream.errors import MillstreamError, NotFound
+from millstream.errors import Corrupt, MillstreamError, NotFound
 from millstream.server.node.run import object_store_settings
 from millstream.shard.restore import (
     chains_of,
@@ -39,6 +39,7 @@ from millstream.tiers.cold import ColdTier
 from millstream.tiers.inspection import what_it_holds
 from millstream.tiers.manifests import decode_notes
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.tiers.owners import newest_owner
 from millstream.tiers.segment_reader import FetchedRange, decode_columns
 from millstream.tiers.segments import BYTES_COLUMNS, RowGroup, decode_footer
 from millstream.tiers.stored_names import stored_shards
@@ -167,6 +168,10 @@ async def _verify(options: argparse.Namespace) -> int:
             elif found.damaged:
                 problems += [{"path": path, "problem": "the manifest is damaged"} for path in sorted(found.damaged)]
             chains += found.chain.heads
+            try:
+                await newest_owner(cold.objects, shard)
+            except Corrupt as error:
+                problems.append({"path": f"owner/{shard:04d}/", "problem": error.message})
         view = await cold_view(cold, chains)
         segments = list(view.segments.values())
         # Replaced by compaction, and kept for a while for those who still read them.

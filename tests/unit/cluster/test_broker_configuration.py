@@ -60,6 +60,7 @@ def configured(*settings: str) -> Config:
         (("cold.backend=memory",), "cold.backend"),
         (("cold.backend=s3", "cluster.secret="), "cluster.secret"),
         (("cold.backend=s3", "cluster.replicas=5"), "cluster.replicas"),
+        (("cold.backend=s3", "server.read_only=true"), "server.read_only"),
         (("cold.backend=s3", "cluster.tls_key=/k"), "tls_certificate"),
         (("cold.backend=s3", "server.listen=0.0.0.0:80"), "server.listen"),
         (("cold.backend=s3", "cluster.routes=a:4437,b:4437"), "cluster.routes"),

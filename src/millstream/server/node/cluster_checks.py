@@ -23,6 +23,11 @@ def check_cluster(config: Config) -> None:
             f"cold.backend is {config.cold.backend!r}, which the nodes of a cluster cannot share",
             hint="use s3, gcs or azure: every node must be able to read what another has flushed",
         )
+    if server.read_only:
+        raise ConfigurationError(
+            "server.read_only is set, and a node of a cluster takes part in it by writing",
+            hint="for a drill, run `millstream restore --read-only` into a data directory of its own, and start that",
+        )
     if not cluster.nats_url and not cluster.secret:
         raise ConfigurationError(
             "cluster.secret is not set: the brokers would let anybody in",
