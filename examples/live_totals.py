@@ -38,12 +38,12 @@ def start(url: str, checkpoint: Path, *, once: bool = False) -> StreamingQuery:
     totals = steps.groupBy("agent").agg(f.count("*").alias("steps"), f.sum("tokens").alias("tokens"))
 
     # %% What changed goes out, one message for each agent and micro-batch. A micro-batch that is run again is written
-    # under the same version, so the server knows it.
+    # under the same version and in the same partitions, so the server knows what it has of it.
     messages = totals.where("agent IS NOT NULL").select(f.col("agent").alias("stream"), "agent", "steps", "tokens")
 
     def write(changed: DataFrame, batch: int) -> None:
         target = changed.write.format("millstream").options(url=url, bucket=TARGET)
-        target.options(txnAppId="live-totals", txnVersion=batch).mode("append").save()
+        target.options(txnAppId="live-totals", txnVersion=batch, txnResume=True).mode("append").save()
 
     sink = messages.writeStream.outputMode("update").foreachBatch(write)
     sink = sink.option("checkpointLocation", str(checkpoint))

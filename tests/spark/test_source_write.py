@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import msgspec
 import pyarrow as arrow
 import pyarrow.compute as compute
 import pytest
@@ -18,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
-from millstream.spark.ledger import is_committed, ledger_of
+from millstream.spark.ledger import Ledger
 from millstream.spark.options import write_options
 from millstream.spark.source_client import SourceClient
 from millstream.spark.spool import Spool
@@ -231,27 +234,84 @@ def test_write_with_the_same_transaction_is_done_once(spark: SparkSession, strea
     assert sum(map(len, numbers(streams).values())) == 400
 
 
-def test_ledger_tells_committed_versions_and_adds_no_rows(streams: Streams) -> None:
-    options = write_options(streams.options(txnAppId="loader", txnVersion="4"))
-    older = write_options(streams.options(txnAppId="loader", txnVersion="3"))
-    another = write_options(streams.options(txnAppId="other", txnVersion="3"))
-    server = SourceClient(options.connection)
-    try:
-        ledger = ledger_of(server, options)
-        assert ledger is not None and ledger.committed() is None
-        assert not is_committed(server, options)
-        ledger.commit(4)
-        assert is_committed(server, options) and not is_committed(server, another)
-        with pytest.raises(SourceError, match=r"has committed 4\. Give a higher txnVersion"):
-            is_committed(server, older)
-        ledger.commit(3)
-        assert ledger.committed() == 4, "a late commit of an earlier version takes nothing back"
-        assert server.feed(streams.bucket, 0, 0, "").table.filter(compute.field("event") == "message").num_rows == 0
-        assert (
-            ledger_of(server, write_options(streams.options(txnAppId="a", txnVersion="1", txnLedger="false"))) is None
-        )
-    finally:
-        server.close()
+@pytest.fixture
+def client(streams: Streams) -> Iterator[SourceClient]:
+    opened = SourceClient(write_options(streams.options()).connection)
+    yield opened
+    opened.close()
+
+
+def test_ledger_tells_committed_versions_and_adds_no_rows(streams: Streams, client: SourceClient) -> None:
+    ledger, another = Ledger(client, streams.bucket, "loader"), Ledger(client, streams.bucket, "other")
+    assert ledger.committed() is None and not ledger.is_committed(4)
+    assert ledger.begin(4, "a1", may_resume=False)
+    assert not ledger.is_committed(4), "begun is not committed"
+    ledger.commit(4, "a1")
+    assert ledger.is_committed(4) and not another.is_committed(4)
+    with pytest.raises(SourceError, match=r"has committed 4\. Give a higher txnVersion"):
+        ledger.is_committed(3)
+    assert ledger.begin(3, "a2", may_resume=False) is False
+    ledger.commit(3, "a2")
+    assert ledger.committed() == 4, "a late commit of an earlier version takes nothing back"
+    for version in range(5, 30):
+        ledger.commit(version, "a3")
+    assert ledger.committed() == 29 and ledger.is_committed(29) and ledger.is_committed(20)
+    with pytest.raises(SourceError, match="has committed 29"):
+        ledger.is_committed(6)
+    listed = streams.client.get(f"/{streams.bucket}/streams").json()["streams"]
+    assert len(listed) < 25, "versions of long ago are forgotten"
+    assert client.feed(streams.bucket, 0, 0, "").table.filter(compute.field("event") == "message").num_rows == 0
+
+
+def test_one_of_many_attempts_at_a_version_gets_it(streams: Streams, client: SourceClient) -> None:
+    ledger = Ledger(client, streams.bucket, "loader")
+
+    def attempt(number: int) -> bool:
+        try:
+            return ledger.begin(7, f"attempt{number}", may_resume=False)
+        except SourceError as error:
+            assert "begun by another run" in str(error)
+            return False
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = list(threads.map(attempt, range(24)))
+    assert outcomes.count(True) == 1
+    winner = f"attempt{outcomes.index(True)}"
+    assert ledger.begin(7, winner, may_resume=False), "its other tasks go on"
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: ledger.commit(7, winner), range(4)))
+    assert ledger.is_committed(7)
+    assert ledger.begin(7, "late", may_resume=False) is False
+    assert ledger.begin(7, "late", may_resume=True) is False
+
+
+def test_ledger_that_was_overtaken_still_knows_the_later_version(streams: Streams, client: SourceClient) -> None:
+    """Two drivers commit at once, and the older one writes the page last."""
+    ledger = Ledger(client, streams.bucket, "loader")
+    ledger.commit(5, "a")
+    ledger.commit(6, "b")
+    page = msgspec.json.encode({"txn_app_id": "loader", "txn_version": 5, "recent": [5]})
+    client.publish_snapshot(ledger.key, page, "application/json")
+    assert ledger.is_committed(6)
+    assert ledger.begin(6, "c", may_resume=False) is False
+
+
+def test_version_that_failed_halfway_is_not_written_in_other_partitions(spark: SparkSession, streams: Streams) -> None:
+    once = {"txnAppId": "loader", "txnVersion": "4"}
+    good = spark.range(0, 200, 1, 4).selectExpr("concat('out-', id % 3) AS stream", "id AS n")
+    # One partition fails, behind whatever the others have written.
+    bad = good.selectExpr("stream", "if(n = 199, raise_error('broken row'), n) AS n")
+    with pytest.raises(PySparkException, match="broken row"):
+        write(bad, streams, **once)
+    before = {name: sorted(values) for name, values in numbers(streams).items()}
+    assert sum(map(len, before.values())) == 150, "three of four partitions were written"
+    with pytest.raises(PySparkException, match=r"version 4 of 'loader' was begun by another run .*txnResume=true"):
+        write(good.repartition(5), streams, **once)
+    assert {name: sorted(values) for name, values in numbers(streams).items()} == before
+    write(good, streams, **once, txnResume="true")
+    write(good.repartition(5), streams, **once)
+    found = {name: sorted(values) for name, values in numbers(streams).items()}
+    assert found == {f"out-{one}": list(range(one, 200, 3)) for one in range(3)}
 
 
 @pytest.mark.parametrize("payload", ['{"a":1},{"b":2}', "1,2", "", "{", '{"a":1}]  [', "[" * 100_000])
@@ -315,3 +375,58 @@ def test_bucket_may_be_a_column(spark: SparkSession, streams: Streams, source_se
         with pytest.raises(PySparkException, match=r"'bucket' is 'nowhere-at-all', and .* has no such bucket"):
             lost.write.format("millstream").option("url", streams.url).mode("append").save()
         assert httpx.get(f"{streams.url}/nowhere-at-all").status_code == 404
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+def copy_of(positions: list[int], streams: int = 1) -> arrow.Table:
+    return arrow.table(
+        {
+            "stream": [f"out-{number % streams}" for number in positions],
+            "payload": [json.dumps({"n": number}).encode() for number in positions],
+            "position": arrow.array(positions, arrow.int64()),
+            "offset_start": arrow.array(positions, arrow.int64()),
+        }
+    )
+
+
+def test_copy_is_written_in_the_order_of_positions(streams: Streams) -> None:
+    order = list(range(100))
+    random.Random(5).shuffle(order)
+    written(copy_of(order), streams.options(maxAppendBytes="100"))
+    assert numbers(streams, 1) == {"out-0": list(range(100))}
+    totals = written(copy_of(order[::-1]), streams.options(maxAppendBytes="100"))
+    assert totals.repeated == totals.appends, "a repeated task is recognised, with its rows in any order"
+
+
+def test_partition_that_comes_behind_later_messages_of_a_copy_is_refused(streams: Streams) -> None:
+    written(copy_of(list(range(10, 20))), streams.options(), producer="spark:test:1")
+    with pytest.raises(SourceError, match=r"out-0' takes no messages .* another partition wrote\. Let one partition"):
+        written(copy_of(list(range(10))), streams.options(), producer="spark:test:0")
+    assert numbers(streams, 1) == {"out-0": list(range(10, 20))}
+    written(copy_of(list(range(20, 30))), streams.options(), producer="spark:test:2")
+    written(copy_of(list(range(10))), streams.options(orderBy="none"), producer="spark:test:0")
+    assert numbers(streams, 1) == {"out-0": [*range(10, 30), *range(10)]}
+
+
+def test_copy_said_to_arrive_in_order_and_does_not_is_refused(streams: Streams) -> None:
+    with pytest.raises(SourceError, match=r"not in the order of their positions \(3, 2\)"):
+        written(copy_of([1, 3, 2]), streams.options(orderBy="arrival"))
+    assert streams.client.head(f"/{streams.bucket}/out-0").status_code == 404
+    written(copy_of([1, 2, 3]), streams.options(orderBy="arrival"))
+    assert numbers(streams, 1) == {"out-0": [1, 2, 3]}
+
+
+def test_batch_copy_by_several_partitions_is_in_order_or_refused(spark: SparkSession, streams: Streams) -> None:
+    for number in range(400):
+        streams.append(f"in-{number % 2}", {"n": number, "pad": "x" * 3000})
+    streams.flush()
+    source = spark.read.format("millstream").options(**streams.options(prefix="in-", minPartitions="4")).load()
+    copy = source.selectExpr("replace(stream, 'in-', 'out-') AS stream", "payload", "position", "offset_start")
+    with pytest.raises(PySparkException, match="another partition wrote"):
+        # The last eighth of each stream first; there are fewer cores than partitions.
+        write(copy.repartitionByRange(8, (-copy["position"]).alias("later")).sortWithinPartitions("position"), streams)
+    clean = copy.selectExpr("replace(stream, 'out-', 'new-') AS stream", "payload", "position", "offset_start")
+    write(clean.repartition("stream"), streams)
+    assert [one["n"] for one in streams.messages("new-1")] == list(range(1, 400, 2))

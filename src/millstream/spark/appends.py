@@ -2,18 +2,23 @@
 
 A `Group` is the rows of one stream in one task. On a JSON stream many messages make one append; on any other stream a
 message is an append.
+
+Rows that have a message's `position` and `offset_start` are a copy, whose streams are to have the order of the
+original. Within a task they are sorted by position. Between tasks the server keeps the order: each append has the
+position of its last message as `Stream-Seq`, so that one that comes behind later messages is refused.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as arrow
 import pyarrow.compute as compute
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructType
 
 from millstream.client import Appended, ClientError, Forbidden, NotFound, Producer, SequenceGap, Unauthorized
 from millstream.protocol.content_types import is_json
@@ -21,13 +26,14 @@ from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import INTEGER_MAX
 from millstream.sizes import human_bytes
 from millstream.spark.errors import SourceError
-from millstream.spark.options import WriteOptions
+from millstream.spark.options import ARRIVAL, WriteOptions
 from millstream.spark.rows_as_json import encoder_of
 from millstream.spark.source_client import SourceClient
 
 ROWS_AT_ONCE: Final = 4096
 MESSAGES_PER_APPEND: Final = 100_000  # a server takes 131,072 by default
 
+_PLACES: Final = ("position", "offset_start")
 _DOCUMENT: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -37,6 +43,8 @@ class Group(NamedTuple):
     key: StreamKey
     content_type: str
     messages: list[bytes]
+    positions: Sequence[int] = ()
+    """Of a copy: where the messages are in the log they come from, in ascending order."""
 
 
 class Totals:
@@ -61,22 +69,40 @@ def groups_of(table: arrow.Table | None, schema: StructType, options: WriteOptio
     if table is None or not table.num_rows:
         return
     keys = _keys(table, options)
-    order = _order(keys, table, options)
+    order = _order(keys, table, schema, options)
     encode = encoder_of(schema)
     names = keys.take(order)
     start = 0
     total = table.num_rows
     buckets, streams, types = (_Texts(names.column(name)) for name in ("bucket", "stream", "content_type"))
+    positions = table.column("position").take(order).to_pylist() if is_copy(schema, options) else None
     for stop in [*_edges(names), total]:
         key = StreamKey(buckets.at(start), streams.at(start))
         messages: list[bytes] = []
         for at in range(start, stop, ROWS_AT_ONCE):
             messages += encode(table.take(order.slice(at, min(ROWS_AT_ONCE, stop - at))))
-        group = Group(key, types.at(start), messages)
+        group = Group(key, types.at(start), messages, positions[start:stop] if positions is not None else ())
+        _check_positions(group)
         if is_json(group.content_type) and "payload" in table.column_names:
             _check_documents(group)
         yield group
         start = stop
+
+
+def is_copy(schema: StructType, options: WriteOptions) -> bool:
+    """Whether rows are messages of streams whose order is to be kept: no other order is asked for."""
+    has_places = all(name in schema.fieldNames() and schema[name].dataType == LongType() for name in _PLACES)
+    return has_places and "payload" in schema.fieldNames() and options.order_by in ((), ("position",), (ARRIVAL,))
+
+
+def _check_positions(group: Group) -> None:
+    for before, after in pairwise(group.positions):
+        if before is None or after is None or before >= after:
+            raise SourceError(
+                f"the rows for stream {str(group.key)!r} are not in the order of their positions ({before}, {after}):"
+                " the copy would have another order than the original",
+                hint="leave out orderBy=arrival, and they are sorted; write with orderBy=none if order does not matter",
+            )
 
 
 def _check_documents(group: Group) -> None:
@@ -122,18 +148,20 @@ def _keys(table: arrow.Table, options: WriteOptions) -> arrow.Table:
     return arrow.table(columns)
 
 
-def _order(keys: arrow.Table, table: arrow.Table, options: WriteOptions) -> arrow.Array:
+def _order(keys: arrow.Table, table: arrow.Table, schema: StructType, options: WriteOptions) -> arrow.Array:
     """The rows' numbers by stream and, within it, by the columns that order it, or as they came in."""
     sorting = [("bucket", "ascending"), ("stream", "ascending")]
     columns = {"bucket": keys.column("bucket"), "stream": keys.column("stream")}
-    if not options.keeps_arrival:
-        for number, name in enumerate(options.order_by):
-            columns[f"order_{number}"] = table.column(name)
-            sorting.append((f"order_{number}", "ascending"))
-        if options.order_by and "payload" in table.column_names:
-            # Rows that the columns do not tell apart must come in one order all the same.
-            columns["payload"] = table.column("payload")
-            sorting.append(("payload", "ascending"))
+    order_columns = options.order_columns or (
+        ("position",) if is_copy(schema, options) and not options.order_by else ()
+    )
+    for number, name in enumerate(order_columns):
+        columns[f"order_{number}"] = table.column(name)
+        sorting.append((f"order_{number}", "ascending"))
+    if order_columns and "payload" in table.column_names:
+        # Rows that the columns do not tell apart must come in one order all the same.
+        columns["payload"] = table.column("payload")
+        sorting.append(("payload", "ascending"))
     columns["row"] = arrow.array(range(table.num_rows), arrow.int64())
     sorting.append(("row", "ascending"))
     return compute.sort_indices(arrow.table(columns), sort_keys=sorting)
@@ -160,15 +188,18 @@ class Sender:
         self._producer = producer
         self._epoch = epoch
         self._totals = totals
-        self._server = client
+        self._client = client
 
     def send(self, group: Group) -> None:
         appends = list(self._appends(group))
-        has_order = bool(self._options.order_by) or len(appends) == 1
-        if not has_order and self._has_earlier_attempt(group, appends[0][0]):
+        has_order = bool(self._options.order_columns or group.positions) or self._options.keeps_arrival
+        if len(appends) > 1 and not has_order and self._has_earlier_attempt(group, appends[0][0]):
             raise self._ambiguous(group, len(appends))
+        done = 0
         for seq, (body, messages) in enumerate(appends):
-            appended = self._append(group, body, seq)
+            done += messages
+            last_position = group.positions[done - 1] if group.positions else None
+            appended = self._append(group, body, seq, last_position)
             self._totals.add(messages, is_repeat=appended.duplicate)
 
     def _appends(self, group: Group) -> Iterator[tuple[bytes, int]]:
@@ -188,25 +219,26 @@ class Sender:
             size += len(message) + 1
         yield b"[%b]" % b",".join(gathered), len(gathered)
 
-    def _append(self, group: Group, body: bytes, seq: int) -> Appended:
+    def _append(self, group: Group, body: bytes, seq: int, last_position: int | None = None) -> Appended:
         producer = Producer(self._producer, self._epoch, seq)
+        stream_seq = f"{last_position:020d}" if last_position is not None else None
         try:
             try:
-                return self._server.append(group.key, group.content_type, body, producer)
+                return self._client.append(group.key, group.content_type, body, producer, stream_seq)
             except NotFound:
                 if not self._options.creates_streams:
                     raise
             # A stream below /v1/stream/ brings its bucket along; a mistyped one must not come into being.
-            self._server.check_bucket(group.key.bucket)
-            self._server.create(group.key, group.content_type)
-            return self._server.append(group.key, group.content_type, body, producer)
+            self._client.check_bucket(group.key.bucket)
+            self._client.create(group.key, group.content_type)
+            return self._client.append(group.key, group.content_type, body, producer, stream_seq)
         except ClientError as error:
             raise self._refused(group, error) from None
 
     def _has_earlier_attempt(self, group: Group, body: bytes) -> bool:
         """Whether another attempt has begun to write this group, asked with an append that is never accepted."""
         try:
-            self._server.append(group.key, group.content_type, body, Producer(self._producer, self._epoch, INTEGER_MAX))
+            self._client.append(group.key, group.content_type, body, Producer(self._producer, self._epoch, INTEGER_MAX))
         except SequenceGap as gap:
             return gap.expected > 0
         except ClientError:
@@ -237,6 +269,11 @@ class Sender:
                 f"it was written as {group.content_type!r}: set the option 'contentType' to the stream's own type",
             ),
             "stream_not_found": (f"{what}: it does not exist", "create it, or set the option createStreams=true"),
+            "sequence_conflict": (
+                f"{what}: it has later messages of the same copy already, which another partition wrote",
+                "let one partition have all rows of a stream: repartition('stream'), or partitionBy=stream where they"
+                " are read; or write with orderBy=none, if order does not matter",
+            ),
             "stream_closed": (f"{what}: it is closed", "leave its rows out, or write to another stream"),
             "bucket_not_found": (f"{what}: bucket {group.key.bucket!r} does not exist", "create it first"),
             "payload_too_large": (

@@ -60,6 +60,7 @@ _NAMES: Final = (
     "txnAppId",
     "txnVersion",
     "txnLedger",
+    "txnResume",
     "maxAppendBytes",
     "createStreams",
 )
@@ -91,6 +92,7 @@ _INTEGER_MAX: Final = 2**53 - 1
 
 MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 ARRIVAL: Final = "arrival"
+UNORDERED: Final = "none"
 BY_STREAM: Final = "stream"
 BY_POSITION: Final = "position"
 
@@ -161,6 +163,8 @@ class WriteOptions:
     transaction_version: int | None
     has_ledger: bool
     """Whether the server notes a version that was written, so that it is not written again in other partitions."""
+    may_resume: bool
+    """Whether a version that another attempt has begun has the same rows in the same partitions now."""
     append_bytes_max: int
     creates_streams: bool
 
@@ -168,6 +172,15 @@ class WriteOptions:
     def keeps_arrival(self) -> bool:
         """Whether the rows are said to arrive in the same order in every attempt."""
         return self.order_by == (ARRIVAL,)
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether the order of a stream's rows is said not to matter."""
+        return self.order_by == (UNORDERED,)
+
+    @property
+    def order_columns(self) -> tuple[str, ...]:
+        return () if self.keeps_arrival or self.is_unordered else self.order_by
 
 
 class _OptionReader:
@@ -276,6 +289,7 @@ def write_options(options: Mapping[str, str], *, is_streaming: bool = False) -> 
         transaction_app_id=app,
         transaction_version=version,
         has_ledger=given.flag("txnLedger", True),
+        may_resume=given.flag("txnResume", False),
         append_bytes_max=given.parsed("maxAppendBytes", _positive_size, "a size such as 4m, more than nothing")
         or 4 << 20,
         creates_streams=given.flag("createStreams", True),

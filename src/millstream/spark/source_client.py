@@ -170,9 +170,24 @@ class SourceClient:
     def create(self, key: StreamKey, content_type: str) -> Created:
         return self._call(calls.create(_address(key), content_type=content_type))
 
-    def append(self, key: StreamKey, content_type: str, body: bytes, producer: Producer) -> Appended:
-        """An append that may be repeated: whoever sent it first, the server takes it once."""
-        return self._call(calls.append(_address(key).path, body, content_type, producer=producer))
+    def append(
+        self, key: StreamKey, content_type: str, body: bytes, producer: Producer, seq: str | None = None
+    ) -> Appended:
+        """An append that may be repeated: whoever sent it first, the server takes it once.
+
+        With `seq` it is refused unless that is greater than the one of the last append that had one.
+        """
+        return self._call(calls.append(_address(key).path, body, content_type, producer=producer, seq=seq))
+
+    def close_stream(self, key: StreamKey) -> None:
+        """Close a stream; one that is closed already is as good."""
+        self._call(calls.append(_address(key).path, b"", None, close=True))
+
+    def is_closed(self, key: StreamKey) -> bool:
+        return self._call(calls.head(_address(key).path)).closed
+
+    def delete(self, key: StreamKey) -> None:
+        self._call(calls.delete(_address(key).path))
 
     def snapshot(self, key: StreamKey) -> bytes:
         """A stream's snapshot; the client's errors where there is none."""

@@ -66,7 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._target: dict[int, int] | None = None
         self._admission = Admission(options)
-        self._server: SourceClient | None = None
+        self._client: SourceClient | None = None
 
     # -- offsets, on the driver --------------------------------------------------------------------------------
 
@@ -213,13 +213,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ranges
 
     def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._client is not None:
+            self._client.close()
 
     def _connected(self) -> SourceClient:
-        if self._server is None:
-            self._server = SourceClient(self._options.connection)
-        return self._server
+        if self._client is None:
+            self._client = SourceClient(self._options.connection)
+        return self._client
 
     # -- rows, on an executor ----------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import PRODUCER_ID_BYTES_MAX
 from millstream.spark.appends import Group, Sender, Totals, groups_of
 from millstream.spark.errors import SourceError
-from millstream.spark.ledger import is_committed, ledger_of
-from millstream.spark.options import ARRIVAL, WriteOptions
+from millstream.spark.ledger import Ledger, ledger_of
+from millstream.spark.options import ARRIVAL, UNORDERED, WriteOptions
 from millstream.spark.source_client import SourceClient
 from millstream.spark.spool import Spool
 from millstream.spark.worker import exempt_modules_from_collection
@@ -68,13 +68,12 @@ def check_target(options: WriteOptions, schema: StructType, *, overwrite: bool) 
             "the DataFrame has nothing to write",
             hint="it needs a column 'payload', or other columns, which are written as one JSON object",
         )
-    if not options.keeps_arrival:
-        for name in options.order_by:
-            if name not in names:
-                raise SourceError(
-                    f"the option 'orderBy' names {name!r}, and the DataFrame has {', '.join(schema.fieldNames())}",
-                    hint=f"name some of these columns, or {ARRIVAL!r}",
-                )
+    for name in options.order_columns:
+        if name not in names:
+            raise SourceError(
+                f"the option 'orderBy' names {name!r}, and the DataFrame has {', '.join(schema.fieldNames())}",
+                hint=f"name some of these columns, or {ARRIVAL!r} or {UNORDERED!r}",
+            )
     if options.bucket is not None:
         client = SourceClient(options.connection)
         try:
@@ -123,8 +122,14 @@ class _Writer:
         with Spool() as spool:
             for batch in batches:
                 spool.add(batch)
-            groups = groups_of(spool.table(), self._schema, self._options)
-            return _send_all(groups, self._options, producer, epoch)
+            table = spool.table()
+            if table is None or not self._may_write():
+                return Written(0, 0, 0)
+            return _send_all(groups_of(table, self._schema, self._options), self._options, producer, epoch)
+
+    def _may_write(self) -> bool:
+        """Asked by each task that has rows, before its first append."""
+        return True
 
 
 def producer_id(sink: str, partition: int) -> str:
@@ -176,14 +181,15 @@ def _send_all(groups: Iterator[Group], options: WriteOptions, producer: str, epo
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """`df.write`: one epoch. Attempts of the same job share its producers; another run of it is another job, unless
-    `txnAppId` and `txnVersion` say that it is the same. What the ledger has is not written again."""
+    """`df.write`: one epoch. Tasks of one run share its producers; another run of it is another job, unless `txnAppId`
+    and `txnVersion` say that it is the same. The ledger says which run may write a version."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._sink = options.transaction_app_id or f"job-{SystemClock().random_bytes(8).hex()}"
+        self._attempt = SystemClock().random_bytes(8).hex()
+        self._sink = options.transaction_app_id or f"job-{self._attempt}"
         self._epoch = options.transaction_version or 0
-        self._is_committed = self._with_client(is_committed)
+        self._is_committed = self._with_ledger(self._check, default=False)
 
     def write(self, iterator: Iterator[arrow.RecordBatch]) -> Written:
         if self._is_committed:
@@ -193,21 +199,29 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done: from now on, a run with other partitions writes nothing either."""
         if not self._is_committed:
-            self._with_client(_commit_version)
+            self._with_ledger(lambda ledger: ledger.commit(self._epoch, self._attempt), default=None)
 
-    def _with_client(self, ask: Callable[[SourceClient, WriteOptions], T]) -> T:
+    def _check(self, ledger: Ledger) -> bool:
+        """Whether the version is committed; refused here, before Spark starts, if another run has begun it."""
+        if ledger.is_committed(self._epoch):
+            return True
+        ledger.check_begun(self._epoch, self._attempt, may_resume=self._options.may_resume)
+        return False
+
+    def _may_write(self) -> bool:
+        may_resume = self._options.may_resume
+        return self._with_ledger(
+            lambda ledger: ledger.begin(self._epoch, self._attempt, may_resume=may_resume), default=True
+        )
+
+    def _with_ledger(self, ask: Callable[[Ledger], T], default: T) -> T:
+        """What the ledger says; the default for a write that is no transaction."""
         client = SourceClient(self._options.connection)
         try:
-            return ask(client, self._options)
+            ledger = ledger_of(client, self._options)
+            return default if ledger is None else ask(ledger)
         finally:
             client.close()
-
-
-def _commit_version(client: SourceClient, options: WriteOptions) -> None:
-    ledger = ledger_of(client, options)
-    if ledger is not None:
-        assert options.transaction_version is not None
-        ledger.commit(options.transaction_version)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
