@@ -23,7 +23,7 @@ import uvloop
 from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.server.node.run import Node, serve
-from millstream.shard import flusher
+from millstream.shard.flush import full_manifests, workers
 from millstream.streams.records import SegmentSealed, SegmentsReplaced
 
 STEPS = ("segment put", "notes put", "manifest put", "seal", "catalog write", "trim")
@@ -100,7 +100,7 @@ def wire(node: Node, fuse: Fuse) -> None:
 
     objects.put = put_between
     committer.submit_and_wait = submit_between
-    for jobs in (shard.flusher._local, shard.flusher._process):
+    for jobs in (shard.flusher.workers.local, shard.flusher.workers.process):
         jobs.write = around(jobs.write)
     log.trim = trim_between
 
@@ -117,10 +117,10 @@ def main() -> int:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
-    constants: Any = flusher
-    for name in ("MANIFESTS_PER_FULL", "FULL_PART_STREAMS", "PROCESS_ROWS"):
+    constants = {"MANIFESTS_PER_FULL": full_manifests, "FULL_PART_STREAMS": full_manifests, "PROCESS_ROWS": workers}
+    for name, module in constants.items():
         if name in os.environ:
-            setattr(constants, name, int(os.environ[name]))
+            setattr(module, name, int(os.environ[name]))
     assignments = [*options.set, f"server.listen={options.listen}", f"server.data_dir={options.data_dir}"]
     try:
         uvloop.run(run(configuration.load(None, os.environ, assignments)))

@@ -12,7 +12,7 @@ from millstream.errors import MillstreamError, Unavailable
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.protocol.keys import StreamKey, parse_v1_path
-from millstream.shard.flusher import FlushLimits
+from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.quarantine import Quarantine
 from millstream.shard.shard import Shard
 from millstream.streams.commands import AppendMessages, CreateStream, ForkRequest
@@ -76,7 +76,8 @@ class ShardDriver:
     async def checkpoint(self) -> int:
         """Flush: the catalog reflects the present, and what the log held is cold.
 
-        On a busy machine a modest flush process may get nowhere; as in a server, the next try is urgent.
+        On a busy machine a flush process at idle priority may get nowhere; as in a server, the next try has normal
+        priority.
         """
         try:
             return await self.shard.flusher.flush()

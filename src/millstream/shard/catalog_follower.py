@@ -16,7 +16,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from millstream.errors import Corrupt, MillstreamError, NotFound
-from millstream.shard.flusher import Flusher
+from millstream.shard.flush.flusher import Flusher
 from millstream.shard.parts import ShardParts
 from millstream.shard.restore import checkpoint_of, read_stored, sealed_flush, sealed_replacement
 from millstream.streams.captures import Capture

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, Unavailable
-from millstream.shard.flusher import Flusher
+from millstream.shard.flush.flusher import Flusher
 from millstream.shard.parts import ShardParts
 from millstream.shard.reclaimer import Reclaimer
 from millstream.streams.records import SegmentRef, SegmentsReplaced, StreamsTouched
@@ -96,11 +96,8 @@ class Compaction:
             await self._ownership.check()
             if self._is_committed(proposal):
                 return self._summary(proposal, was_known=True)
-            self._flusher.proposed = {segment.path for segment in proposal.segments}
-            try:
+            with self._flusher.unlisted.proposing(segment.path for segment in proposal.segments):
                 await self._prove_and_commit(proposal)
-            finally:
-                self._flusher.proposed = set()
             return self._summary(proposal, was_known=False)
 
     async def _prove_and_commit(self, proposal: Proposal) -> None:
@@ -144,7 +141,7 @@ class Compaction:
             return 0  # there are manifests that this history does not know of: only `leftovers.py` asks them
         ours = f"/{self._shard:04d}-"
         async with self._lock:
-            known = {row.segment.path for _, row in self._catalog.segments()} | self._flusher.sealed_paths
+            known = {row.segment.path for _, row in self._catalog.segments()} | self._flusher.unlisted_paths()
             abandoned = [
                 entry.path
                 async for entry in self._cold.objects.list("segments/")

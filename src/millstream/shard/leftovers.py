@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from millstream.errors import NotFound
-from millstream.shard.flusher import Flusher
+from millstream.shard.flush.flusher import Flusher
 from millstream.shard.parts import ShardParts
 from millstream.shard.restore import find_manifests, load_manifest
 from millstream.tiers.manifests import Chain, ColdView, Manifest, ManifestHead
@@ -86,7 +86,7 @@ class Leftovers:
     def _known(self) -> set[str]:
         known = {row.segment.path for _, row in self._catalog.segments()}
         known |= {flush.notes for _, flush in self._catalog.flushes()}
-        return known | self._flusher.sealed_paths | self._flusher.made | self._flusher.proposed
+        return known | self._flusher.unlisted_paths()
 
     def _unknown(self, entries: Iterable[ObjectInfo], before_ms: float) -> list[str]:
         """The objects of this shard that are old, and that nothing here refers to."""

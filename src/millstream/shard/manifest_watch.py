@@ -17,7 +17,7 @@ import logging
 from typing import Final
 
 from millstream.errors import Corrupt, MillstreamError, NotFound
-from millstream.shard.flusher import Flusher
+from millstream.shard.flush.flusher import Flusher
 from millstream.shard.parts import ShardParts
 from millstream.tiers.manifests import ManifestHead, find_chain, read_head
 from millstream.tiers.stored_names import list_ours

@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from millstream.errors import MillstreamError
-from millstream.shard.flusher import Flusher
+from millstream.shard.flush.flusher import Flusher
 from millstream.shard.leftovers import Leftovers
 from millstream.shard.parts import ShardParts
 from millstream.streams.records import StreamsTouched
@@ -99,7 +99,7 @@ class Reclaimer:
         if not numbers:
             return 0
         paths = [segment.path for number in numbers if (segment := self._catalog.segment(number)) is not None]
-        self._flusher.removed_segments = list(paths)
+        self._flusher.announce_removed(paths)
         await self._flusher.flush()  # which makes sure that the store is ours
         loop = asyncio.get_running_loop()
         for number in numbers:

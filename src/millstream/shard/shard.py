@@ -25,7 +25,8 @@ from millstream.shard.compaction import Compaction
 from millstream.shard.creation import Creation
 from millstream.shard.deadlines import Deadlines
 from millstream.shard.feed import Feed
-from millstream.shard.flusher import Flusher, FlushLimits
+from millstream.shard.flush.flusher import Flusher
+from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.listeners import Listeners
 from millstream.shard.listing import Listing
 from millstream.shard.manifest_watch import ManifestWatch

@@ -11,9 +11,9 @@ over the socket between them (`channel.py`), each line one message, its first pa
 A slab's messages belong to the streams of the last `begin`; there is never more than one in memory over there. Instead
 of any answer there may be `error` with a text, and then the process takes the next message.
 
-The process is modest: it takes what nobody else wants of the processors, and is put aside at once when somebody does.
-Where they are all busy that can be next to nothing, so the patience with it is short, and whoever knows that a flush is
-urgent says so. An urgent process competes with the others.
+The process runs at idle priority: it takes processor time that nobody else wants, and is put aside at once when
+somebody does. Where all processors are busy that can be next to nothing, so its answers are waited for only briefly,
+and whoever knows that a flush must get on asks for normal priority, at which it competes with the others.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -35,10 +36,15 @@ from millstream.tiers.segments import SegmentInfo
 
 WORKER: Final = "millstream.tiers.flush_worker"
 BUFFER_BYTES: Final = 1 << 20
-# How long one answer may take, of a modest process and of an urgent one, and how long it may take to end.
-MODEST_SECONDS_MAX: Final = 10.0
-ANSWER_SECONDS_MAX: Final = 300.0
+# How long one answer may take at idle and at normal priority, and how long the process may take to end.
+IDLE_ANSWER_SECONDS_MAX: Final = 10.0
+NORMAL_ANSWER_SECONDS_MAX: Final = 300.0
 END_SECONDS_MAX: Final = 5.0
+
+
+class Priority(Enum):
+    IDLE = "idle"
+    NORMAL = "normal"
 
 
 class SegmentHead(msgspec.Struct, array_like=True, frozen=True):
@@ -63,11 +69,15 @@ class FlushProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._owes_segments = False
-        self._runs_urgently = False
-        # Whether the next job is for an urgent process.
-        self.is_urgent = False
+        # Of the process that runs, and of the one that is to do the next job.
+        self._runs_at = Priority.IDLE
+        self._priority = Priority.IDLE
         # The system does not let us start one.
         self.is_impossible = False
+
+    def set_priority(self, priority: Priority) -> None:
+        """From the next job on. A process cannot leave idle priority, so another one is started."""
+        self._priority = priority
 
     def begin(self, flush: FlushInput) -> tuple[Rows, Segments]:
         self._prepare()
@@ -102,8 +112,8 @@ class FlushProcess:
     # -- the process -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """End a process that has more to say of a flush that was given up, or is of the other kind."""
-        if self._owes_segments or self._runs_urgently != self.is_urgent:
+        """End a process that has more to say of a flush that was given up, or runs at another priority."""
+        if self._owes_segments or self._runs_at is not self._priority:
             self.close()
 
     def _send(self, *parts: Part) -> None:
@@ -131,13 +141,13 @@ class FlushProcess:
 
     def _start(self) -> Channel:
         ours, theirs = socket.socketpair()
-        self._runs_urgently = self.is_urgent
+        self._runs_at = self._priority
         with theirs:
             for one in (ours, theirs):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             command = [sys.executable, "-m", WORKER, str(theirs.fileno())]
             command += [str(self._catalog.directory), str(self._catalog.owner)]
-            command += ["urgent" if self._runs_urgently else "modest"]
+            command += [self._runs_at.value]
             try:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
@@ -146,7 +156,7 @@ class FlushProcess:
                 ours.close()
                 self.is_impossible = True
                 raise Unavailable(f"no process can be started for a flush: {error}", code="flush_failed") from None
-        ours.settimeout(ANSWER_SECONDS_MAX if self._runs_urgently else MODEST_SECONDS_MAX)
+        ours.settimeout(NORMAL_ANSWER_SECONDS_MAX if self._runs_at is Priority.NORMAL else IDLE_ANSWER_SECONDS_MAX)
         self._channel = Channel(ours)
         return self._channel
 

@@ -1,6 +1,6 @@
 """The process that does the jobs of large flushes; `flush_process.py` starts it and says what they tell each other.
 
-    python -m millstream.tiers.flush_worker SOCKET CATALOG OWNER modest|urgent
+    python -m millstream.tiers.flush_worker SOCKET CATALOG OWNER idle|normal
 
 It ends with the process that started it, which holds its standard input open and never writes to it. What it still does
 in the moment before it notices is harmless: it writes nothing but the catalog, and that refuses whoever does not write
@@ -29,11 +29,11 @@ from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import decode_captured, decode_checkpoint
 from millstream.tiers.channel import Channel, ChannelClosed
 from millstream.tiers.flush_jobs import Growth, changed_streams, rows_of
-from millstream.tiers.flush_process import SegmentHead, encode
+from millstream.tiers.flush_process import Priority, SegmentHead, encode
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segment_encoder import Owners, encode_segments
 
-# Of an urgent process. Requests go first; but of one processor for all, a quarter is enough to keep up with them.
+# At normal priority. Requests go first; but of one processor for all, a quarter is enough to keep up with them.
 NICENESS: Final = 5
 # What is made of tens of thousands of streams is no garbage before the job is done.
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
@@ -114,10 +114,10 @@ def _end_with_parent() -> NoReturn:
     os._exit(0)
 
 
-def _lower_priority(*, is_modest: bool) -> None:
+def _lower_priority(priority: Priority) -> None:
     """Of this thread and those it starts."""
     os.nice(NICENESS)
-    if is_modest and hasattr(os, "SCHED_IDLE"):
+    if priority is Priority.IDLE and hasattr(os, "SCHED_IDLE"):
         # Not just slower: a processor with only such work counts as free for whoever wakes up, the log and the loop.
         with suppress(OSError):  # a sandbox may not let us
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -130,8 +130,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    descriptor, directory, owner, manner = sys.argv[1:]
-    _lower_priority(is_modest=manner == "modest")
+    descriptor, directory, owner, priority = sys.argv[1:]
+    _lower_priority(Priority(priority))
     Worker(Channel(socket.socket(fileno=int(descriptor))), Path(directory), int(owner)).run()
 
 

@@ -31,8 +31,8 @@ def kept(driver: ShardDriver) -> dict[str, int]:
         "freed": len(machine.namespace.freed_blobs) + len(machine.purged) + len(machine.sealed) + len(machine.replaced),
         "hot": hot.bytes + len(hot.unflushed) + len(hot._waiting),
         "journals": shard.journals.bytes,
-        "kept": sum(len(incarnations) for _, incarnations in flusher._kept),
-        "made": len(flusher.made) + len(shard.blobs.made),
+        "kept": sum(len(incarnations) for _, incarnations in flusher.memory._kept),
+        "written": len(flusher.unlisted.paths) + len(shard.blobs.made),
         "deadlines": len(shard.deadlines),
         "held": len(shard.names._held) + len(shard.listeners._listeners) + len(shard.listeners._changed),
     }
@@ -47,7 +47,7 @@ def test_streams_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
             after = kept(driver)
             assert after["deadlines"] <= 2 * 1024 and before["deadlines"] <= 2 * 1024
             assert {**after, "deadlines": 0} == {**before, "deadlines": 0}
-            assert after["streams"] == after["hot"] == after["journals"] == after["made"] == 0
+            assert after["streams"] == after["hot"] == after["journals"] == after["written"] == 0
 
     clock = FakeClock()
     run(main(), clock)

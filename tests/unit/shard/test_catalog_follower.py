@@ -14,7 +14,7 @@ from millstream.errors import NotLeader
 from millstream.log.file_log import FileLog
 from millstream.protocol.producers import ProducerClaim
 from millstream.shard.compaction import Proposal
-from millstream.shard.flusher import FlushLimits
+from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.shard import Shard
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import NotFound
-from millstream.shard import flush_capture as module
-from millstream.shard import flusher
+from millstream.shard.flush import apply, flusher, seal
+from millstream.shard.flush import capture as module
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_stream
 from millstream.tiers.manifests import decode_rows
@@ -194,7 +194,7 @@ def test_a_stream_that_grew_stays_in_memory_until_it_is_saved(tmp_path: Path, mo
             machine = driver.shard.machine
             await streams(driver, 4)
             await driver.checkpoint()
-            driver.shard.flusher._limits = driver.shard.flusher._limits._replace(resident_streams_max=1)
+            driver.shard.flusher.memory._limits = driver.shard.flusher.memory._limits._replace(resident_streams_max=1)
             await driver.append("logs/0", b"yy")
             machine.namespace.evict(list(machine.namespace.resident()), (), 4)
             assert [stream.key.stream for stream in machine.namespace.resident()] == ["0"]
@@ -267,7 +267,7 @@ def test_a_flush_of_more_segments_than_a_record_names_is_indexed_from_its_manife
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record stays small however many segments there are, and a crash before the catalog has them loses nothing."""
-    monkeypatch.setattr(flusher, "SEALED_SEGMENTS_MAX", 2)
+    monkeypatch.setattr(seal, "SEALED_SEGMENTS_MAX", 2)
     clock = FakeClock()
     names = [f"bucket{number}/s" for number in range(5)]
 
@@ -279,7 +279,7 @@ def test_a_flush_of_more_segments_than_a_record_names_is_indexed_from_its_manife
             for name in names:
                 await driver.create(name, content_type="text/plain", body=name.encode())
             with monkeypatch.context() as crash:
-                crash.setattr(flusher.Flusher, "_apply", no_apply)
+                crash.setattr(apply.CatalogUpdate, "apply", no_apply)
                 with pytest.raises(NotFound):
                     await driver.shard.flusher.flush()
         async with started(tmp_path, clock) as driver:
@@ -291,5 +291,40 @@ def test_a_flush_of_more_segments_than_a_record_names_is_indexed_from_its_manife
             for name in names[1:]:
                 assert await driver.messages(name) == [name.encode()]
             assert await driver.messages(names[0]) == [names[0].encode(), b"more"]
+
+    run(main(), clock)
+
+
+def test_written_paths_are_those_of_the_flush_under_way_and_none_after_it_whether_it_fails_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    seen: list[set[str]] = []
+
+    async def main() -> None:
+        async with started(tmp_path, clock) as driver:
+            flushing = driver.shard.flusher
+            apply_step, seal_step = apply.CatalogUpdate.apply, seal.SealedFlushes.seal
+
+            async def look(update: apply.CatalogUpdate, *arguments: Any) -> None:
+                seen.append(set(flushing.unlisted.written_paths))
+                await apply_step(update, *arguments)
+
+            async def refuse(*arguments: Any) -> None:
+                seen.append(set(flushing.unlisted.written_paths))
+                raise NotFound("the log does not take it")
+
+            monkeypatch.setattr(apply.CatalogUpdate, "apply", look)
+            for number in range(6):
+                await driver.create(f"logs/{number}", content_type="text/plain", body=b"x")
+                monkeypatch.setattr(seal.SealedFlushes, "seal", refuse if number % 2 else seal_step)
+                if number % 2:
+                    with pytest.raises(NotFound):
+                        await flushing.flush()
+                else:
+                    await flushing.flush()
+                assert flushing.unlisted.paths == set()
+            assert {len(paths) for paths in seen} == {3}, "a segment, the notes and the manifest"
+            assert not set.intersection(*seen)
 
     run(main(), clock)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import MillstreamError, NotFound
 from millstream.protocol.expiry import Expiry
-from millstream.shard import flush_capture
+from millstream.shard.flush import capture
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, create, key_of, started
 
@@ -98,7 +98,7 @@ def test_streams_that_change_while_a_flush_is_written_are_listed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between any two slices of the flush, the listing is what it would be without one."""
-    monkeypatch.setattr(flush_capture, "SLICE_STREAMS", 1)
+    monkeypatch.setattr(capture, "SLICE_STREAMS", 1)
 
     async def main() -> None:
         async with started(tmp_path, FakeClock()) as driver:

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.errors import Conflict, ProducerFenced, SequenceGap
 from millstream.protocol.producers import ProducerClaim
-from millstream.shard import flusher
+from millstream.shard.flush import full_manifests
 from millstream.shard.restore import chain_of, load_manifest, restore
 from millstream.streams.limits import StreamLimits
 from millstream.tiers.catalog import Catalog
@@ -70,8 +70,8 @@ def test_a_flush_writes_the_producers_that_changed_and_memory_holds_no_others(tm
 def test_producers_survive_crashes_failed_flushes_full_manifests_and_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flusher, "MANIFESTS_PER_FULL", 3)
-    monkeypatch.setattr(flusher, "FULL_PART_STREAMS", 7)
+    monkeypatch.setattr(full_manifests, "MANIFESTS_PER_FULL", 3)
+    monkeypatch.setattr(full_manifests, "FULL_PART_STREAMS", 7)
 
     async def check(driver: ShardDriver) -> None:
         assert [await write(driver, number) for number in range(30)] == [False] * 30

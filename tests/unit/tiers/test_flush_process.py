@@ -16,7 +16,7 @@ from millstream.tiers import flush_process, segment_encoder
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import Checkpoint, encode_captured, encode_checkpoint
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
-from millstream.tiers.flush_process import FlushProcess, encode
+from millstream.tiers.flush_process import FlushProcess, Priority, encode
 from millstream.tiers.segment_encoder import EncodedSegment
 from support.segments import Run, run_of, streams_of, unflushed_of
 
@@ -119,23 +119,21 @@ def test_a_process_that_was_killed_is_replaced(catalog: Catalog, process: FlushP
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no such policy")
-def test_it_takes_only_what_nobody_wants_of_the_processors_unless_it_is_urgent(
-    catalog: Catalog, process: FlushProcess
-) -> None:
+def test_it_runs_at_idle_priority_unless_normal_priority_is_asked_for(catalog: Catalog, process: FlushProcess) -> None:
     rows, _ = done_by(process)
-    modest = pid_of(process)
-    assert os.sched_getscheduler(modest) == os.SCHED_IDLE
-    process.is_urgent = True
+    idle = pid_of(process)
+    assert os.sched_getscheduler(idle) == os.SCHED_IDLE
+    process.set_priority(Priority.NORMAL)
     process.write(checkpoint(500, rows))
-    assert pid_of(process) != modest
+    assert pid_of(process) != idle
     assert os.sched_getscheduler(pid_of(process)) == os.SCHED_OTHER
     assert catalog.position == 500
 
 
-def test_a_modest_process_that_gets_nowhere_is_given_up_soon(
+def test_a_process_at_idle_priority_that_gets_nowhere_is_given_up_soon(
     catalog: Catalog, process: FlushProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flush_process, "MODEST_SECONDS_MAX", 5.0)  # a busy machine takes a while to start it
+    monkeypatch.setattr(flush_process, "IDLE_ANSWER_SECONDS_MAX", 5.0)  # a busy machine takes a while to start it
     rows, _ = done_by(process)
     stopped = pid_of(process)
     os.kill(stopped, signal.SIGSTOP)

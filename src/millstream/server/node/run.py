@@ -43,7 +43,7 @@ from millstream.server.node.read_only import is_read_only, refusal
 from millstream.server.node.reload import Reloader
 from millstream.server.node.scheduled_jobs import Housekeeping
 from millstream.shard.budget import STREAM_BYTES
-from millstream.shard.flusher import FlushLimits
+from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.quarantine import Quarantine
 from millstream.shard.scrub import ScrubLimits
 from millstream.shard.shard import Shard
