@@ -22,7 +22,7 @@ from typing import Final
 
 from millstream import config as configuration
 from millstream.errors import MillstreamError
-from millstream.server.api.app import Application
+from millstream.server.api.front import Front
 from millstream.server.http.asgi import Exchange, Receive, Scope, Send
 from millstream.server.node.run import Node
 from millstream.server.node.stop_signals import StopSignals
@@ -48,7 +48,7 @@ class MillstreamApp:
             assignments.append(f"server.data_dir={data_dir}")
         self._config = configuration.load(config_file, {}, assignments)
         self._node: Node | None = None
-        self._app: Application | None = None
+        self._app: Front | None = None
         self._opening = asyncio.Lock()
         self._signals: StopSignals | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class MillstreamApp:
         finally:
             await self.close()
 
-    async def open(self) -> Application:
+    async def open(self) -> Front:
         async with self._opening:
             if self._app is None:
                 self._node = Node(self._config, is_mounted=True)
@@ -77,7 +77,7 @@ class MillstreamApp:
             self._ending = asyncio.get_running_loop().create_task(self._end_live_reads(self._app))
 
     @staticmethod
-    async def _end_live_reads(app: Application) -> None:
+    async def _end_live_reads(app: Front) -> None:
         while True:
             app.live_reads.end_all()
             await asyncio.sleep(END_SECONDS)

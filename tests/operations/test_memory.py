@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from millstream import config as configuration
-from millstream.server.api.app import Application
+from millstream.pending import Pending
+from millstream.server.api.front import Front
 from millstream.server.api.live import LongPoll
-from millstream.server.http.messages import Request, Response
+from millstream.server.http.messages import Request
 from millstream.server.node.run import Node
 from support.application import ask
 
@@ -35,17 +36,18 @@ def left() -> list[object]:
     return [one for one in gc.get_objects() if isinstance(one, Request | LongPoll)]
 
 
-async def go_away(app: Application, query: str, after_turns: int) -> None:
+async def go_away(app: Front, query: str, after_turns: int) -> None:
     """Ask, and hang up when the server has begun to work on it."""
 
-    def answered(response: Response) -> None:
+    def answered(outcome: object) -> None:
         raise AssertionError("nobody is there to be answered")
 
-    request = Request("GET", PATH.encode(), query.encode(), {}, b"", answered)
-    app.handle(request)
+    answer = app.handle(Request("GET", PATH.encode(), query.encode(), {}, b""))
+    assert isinstance(answer, Pending)
+    answer.when_settled(answered)
     for _ in range(after_turns):
         await asyncio.sleep(0)
-    request.disconnect()
+    answer.abandon()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream import config as configuration
-from millstream.server.api.app import Application
+from millstream.server.api.front import Front
 from millstream.server.node.run import Node
 from support.application import ask
 from support.stalls import STALL_SECONDS_MAX, Stalls, measured_stalls
@@ -20,7 +20,7 @@ JSON = {"content-type": "application/json"}
 PATH = "/v1/stream/stalls/s"
 MESSAGES_MAX = 131_072
 
-Scenario = Callable[[Application, Node], Awaitable[Stalls]]
+Scenario = Callable[[Front, Node], Awaitable[Stalls]]
 
 
 def measure(directory: Path, scenario: Scenario, *settings: str) -> Stalls:
@@ -72,7 +72,7 @@ def test_the_meter_sees_a_loop_that_is_held() -> None:
 def test_a_large_body_does_not_hold_the_loop(tmp_path: Path, method: str, body: bytes, status: int) -> None:
     assert len(body) <= 9 * MIB
 
-    async def scenario(app: Application, node: Node) -> Stalls:
+    async def scenario(app: Front, node: Node) -> Stalls:
         if method == "POST":
             assert (await ask(app, "PUT", PATH, b"", JSON)).status == 201
         async with measured_stalls() as stalls:
@@ -91,7 +91,7 @@ def test_a_large_body_does_not_hold_the_loop(tmp_path: Path, method: str, body: 
 def test_deleting_the_end_of_a_chain_of_forks_does_not_hold_the_loop(tmp_path: Path) -> None:
     depth = 1_200
 
-    async def scenario(app: Application, node: Node) -> Stalls:
+    async def scenario(app: Front, node: Node) -> Stalls:
         assert (await ask(app, "PUT", f"{PATH}0", b"[1]", JSON)).status == 201
         for number in range(1, depth + 1):
             fork = {"stream-forked-from": f"{PATH}{number - 1}", **JSON}

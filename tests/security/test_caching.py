@@ -11,12 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millstream.config import Config
-from millstream.server.api.app import Application
+from millstream.server.api.front import Front
 from millstream.server.http.caching import private
-from millstream.server.http.limits import read_limits
-from millstream.tiers.objects import ObjectStoreSettings
 from support.access import make_token
+from support.application import front_over
 from support.caching import check_every_route
 from support.fake_time import FakeClock, run
 from support.server import ServerProcess, wait_until_healthy
@@ -30,13 +28,13 @@ app = MillstreamApp({data_dir!r}, auth__enabled="true", read__long_poll_timeout=
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Application:
+def app(tmp_path: Path) -> Front:
     """An application of which the routes are asked."""
-    apps: list[Application] = []
+    apps: list[Front] = []
 
     async def main() -> None:
         async with started(tmp_path / "routes", FakeClock()) as driver:
-            apps.append(Application(driver.shard, read_limits(Config()), ObjectStoreSettings("memory", Path(), {})))
+            apps.append(front_over(driver.shard))
 
     run(main(), FakeClock())
     return apps[0]
@@ -66,7 +64,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         process.wait(30)
 
 
-def test_every_answer_that_needed_a_token_is_private_on_every_route(guarded: tuple[str, str], app: Application) -> None:
+def test_every_answer_that_needed_a_token_is_private_on_every_route(guarded: tuple[str, str], app: Front) -> None:
     url, token = guarded
     assert check_every_route(url, app, token) > 50
 

@@ -20,7 +20,8 @@ from millstream.asgi import MillstreamApp
 from millstream.config import Config, load
 from millstream.errors import TooManyRequests
 from millstream.protocol.keys import parse_v1_path
-from millstream.server.api.gate import Gate, Target
+from millstream.server.api.gate import Gate
+from millstream.server.api.routes import Kind, Route
 from millstream.server.http.messages import Request
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.run import open_gate
@@ -222,9 +223,9 @@ def asked(gate: Gate, address: str, count: int, mark: bytes | None = None) -> in
 
     passed = 0
     for _ in range(count):
-        request = Request("POST", CHUNK.encode(), b"", headers, b"x", lambda response: None, client=Client())
+        request = Request("POST", CHUNK.encode(), b"", headers, b"x", client=Client())
         try:
-            gate.admit(request, lambda path: Target("stream", None, None))
+            gate.admit(request, Route(Kind.STREAM))
             passed += 1
         except TooManyRequests:
             continue
@@ -292,8 +293,8 @@ def test_decisions_about_long_paths_are_not_remembered() -> None:
     key = parse_v1_path("b/s")
     for number in range(1000):
         for path in (b"/v1/stream/b/" + b"%61" * 10_000 + b"%d" % number, b"/v1/stream/b/%d" % number):
-            request = Request("GET", path, b"", {b"authorization": b"Bearer x"}, b"", lambda response: None)
-            gate.admit(request, lambda path: Target("stream", key, "b"))
+            request = Request("GET", path, b"", {b"authorization": b"Bearer x"}, b"")
+            gate.admit(request, Route(Kind.STREAM, key, "b"))
     remembered = [path for _, _, path in gate._decisions]
     assert len(remembered) == 1000 and max(map(len, remembered)) < 100
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from millstream.access.scopes import Need, Principal, parse_scopes
 from millstream.errors import Forbidden
 from millstream.server.api import needs
-from millstream.server.http.messages import Request, Response
+from millstream.server.api.routes import Route
+from millstream.server.http.messages import Request
 from millstream.streams.subscriptions import parse_config
 
 
 def request(method: str = "GET", path: bytes = b"/console") -> Request:
-    def reply(response: Response) -> None:
-        raise AssertionError("the gate answers by raising")
-
-    return Request(method, path, b"", {}, b"", reply)
+    return Request(method, path, b"", {}, b"")
 
 
 def principal(*scopes: str) -> Principal:
@@ -25,10 +25,11 @@ def principal(*scopes: str) -> Principal:
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_a_route_nobody_thought_of_is_closed(method: str) -> None:
     everything_but = principal("read:*", "write:*", "admin:team-a")
-    assert not needs.is_open(request(method), "something new", open_metrics=True)
+    new: Any = "something new"
+    assert not needs.is_open(request(method), new, open_metrics=True)
     with pytest.raises(Forbidden):
-        needs.check(everything_but, request(method), "something new", None, None, {})
-    needs.check(principal("admin:*"), request(method), "something new", None, None, {})
+        needs.check(everything_but, request(method), Route(new), {})
+    needs.check(principal("admin:*"), request(method), Route(new), {})
 
 
 @pytest.mark.parametrize(

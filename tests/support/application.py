@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 
-from millstream.server.api.app import Application
+from millstream.config import Config
+from millstream.errors import MillstreamError
+from millstream.pending import Pending
+from millstream.server.api.front import Front
+from millstream.server.api.handlers import ApiSettings, Handlers
+from millstream.server.api.single_node import front_of_one
+from millstream.server.http.limits import read_limits
 from millstream.server.http.messages import Request, Response
+from millstream.server.http.metrics import Metrics
+from millstream.shard.shard import Shard
+from millstream.tiers.objects import ObjectStoreSettings
+
+
+def front_over(shard: Shard) -> Front:
+    """A front over a shard, as a server with the default settings has it."""
+    metrics = Metrics()
+    settings = ApiSettings(read_limits(Config()), ObjectStoreSettings("memory", Path(), {}))
+    return front_of_one(shard, Handlers(shard, settings, metrics), metrics)
 
 
 class Answer:
@@ -24,11 +41,20 @@ class Answer:
 
 
 def ask(
-    app: Application, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
+    app: Front, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
 ) -> asyncio.Future[Answer]:
     """Start a request; the future gets its answer."""
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     path, _, query = target.partition("?")
     fields = {name.lower().encode(): value.encode() for name, value in (headers or {}).items()}
-    app.handle(Request(method, path.encode(), query.encode(), fields, body, lambda one: answer.set_result(Answer(one))))
+    request = Request(method, path.encode(), query.encode(), fields, body)
+
+    def answered(outcome: Response | MillstreamError) -> None:
+        answer.set_result(Answer(app.answered(request, outcome)))
+
+    given = app.handle(request)
+    if isinstance(given, Pending):
+        given.when_settled(answered)
+    else:
+        answered(given)
     return answer

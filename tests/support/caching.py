@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from millstream.server.api.app import Application
+from millstream.server.api.front import Front
 from support.access import bearer
 
 OFFSET = "0000000000000000_0000000000000001"
@@ -57,7 +57,7 @@ def prepare(client: httpx.Client) -> None:
     assert client.put("/team-a/s", headers={"content-type": "text/plain"}, content=b"1").status_code == 201
 
 
-def check_every_route(url: str, app: Application, token: str) -> int:
+def check_every_route(url: str, app: Front, token: str) -> int:
     """Ask every route with every method it handles; returns how many answers there were."""
     assert app.routes.keys() == TARGETS.keys(), "a new kind of route needs a line in TARGETS"
     count = 0

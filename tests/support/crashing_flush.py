@@ -22,9 +22,10 @@ import uvloop
 
 from millstream import config as configuration
 from millstream.errors import MillstreamError
+from millstream.pending import Pending
 from millstream.server.node.run import Node, serve
 from millstream.shard.flush import full_manifests, workers
-from millstream.streams.records import SegmentSealed, SegmentsReplaced
+from millstream.streams.records import AnyRecord, SegmentSealed, SegmentsReplaced
 
 STEPS = ("segment put", "notes put", "manifest put", "seal", "catalog write", "trim")
 POINTS = tuple(f"{when} the {step}" for step in STEPS for when in ("before", "after"))
@@ -61,7 +62,7 @@ def wire(node: Node, fuse: Fuse) -> None:
     """Put the fuse before and after each step of a flush."""
     shard: Any = node.shard
     objects, committer, log = shard.cold.objects, shard.committer, shard._log
-    put, submit, trim = objects.put, committer.submit_and_wait, log.trim
+    put, commit, trim = objects.put, committer.commit, log.trim
     kinds = {"segments": "segment", "notes": "notes", "manifests": "manifest"}
 
     async def put_between(path: str, data: bytes | Path) -> None:
@@ -72,18 +73,12 @@ def wire(node: Node, fuse: Fuse) -> None:
         if kind is not None:
             fuse.pass_by(f"after the {kind} put")
 
-    async def submit_between(record: object) -> object:
-        if isinstance(record, SegmentsReplaced):
-            fuse.pass_by("before the replacement")
-            replaced = await submit(record)
-            fuse.pass_by("after the replacement")
-            return replaced
-        if not isinstance(record, SegmentSealed):
-            return await submit(record)
-        fuse.pass_by("before the seal")
-        outcome = await submit(record)
-        fuse.pass_by("after the seal")
-        return outcome
+    def commit_between(record: AnyRecord) -> Pending[None]:
+        step = {SegmentsReplaced: "the replacement", SegmentSealed: "the seal"}.get(type(record))
+        if step is not None:
+            fuse.pass_by(f"before {step}")
+        committed: Pending[None] = commit(record)
+        return committed if step is None else committed.then(lambda _: fuse.pass_by(f"after {step}"))
 
     def around(write: Callable[[object], None]) -> Callable[[object], None]:
         def write_between(checkpoint: object) -> None:
@@ -99,8 +94,8 @@ def wire(node: Node, fuse: Fuse) -> None:
         fuse.pass_by("after the trim")
 
     objects.put = put_between
-    committer.submit_and_wait = submit_between
-    for jobs in (shard.flusher.workers.local, shard.flusher.workers.process):
+    committer.commit = commit_between
+    for jobs in (shard.flusher._local, shard.flusher._process):
         jobs.write = around(jobs.write)
     log.trim = trim_between
 

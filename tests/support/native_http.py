@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from millstream import config as configuration
+from millstream.errors import MillstreamError
+from millstream.pending import Pending
 from millstream.server.http.limits import http_limits
-from millstream.server.http.messages import Request, Response, Sink
+from millstream.server.http.messages import Answer, Request, Response, Sink
 from millstream.server.http.metrics import Metrics
 from millstream.server.http.native.connection import Connection
 from millstream.server.http.native.shared import Shared
@@ -106,13 +109,22 @@ class FakeApplication:
         self.supervisor: Any = None
         self.live_reads: Any = None
         self.requests: list[Request] = []
+        self.pending: dict[Request, Pending[Response]] = {}
+        # Whether the answers only wait for something, and are given up when their client is gone.
+        self.is_live = False
+        self.abandoned: list[Request] = []
         self.uploads: list[FakeUpload] = []
         self.immediate: dict[bytes, Response] = {}
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: Request) -> Answer:
         self.requests.append(request)
         if request.path in self.immediate:
-            request.reply(self.immediate[request.path])
+            return self.immediate[request.path]
+        pending: Pending[Response] = Pending(
+            on_abandon=partial(self.abandoned.append, request) if self.is_live else None
+        )
+        self.pending[request] = pending
+        return pending
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Any, int]:
         if not target.startswith(b"/upload"):
@@ -123,8 +135,9 @@ class FakeApplication:
     def refusal_of_head(self, request: Request) -> Response | None:
         return None
 
-    def answered(self, request: Request, response: Response) -> Response:
-        return response
+    def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
+        assert isinstance(outcome, Response)
+        return outcome
 
     def worded(self, target: bytes, refusal: Response) -> Response:
         return refusal
@@ -215,7 +228,7 @@ class FakeClient:
     def answer(self, response: Response | None = None) -> Request:
         """Let the application answer the oldest request that it has."""
         request = self._app.requests.pop(0)
-        request.reply(response or Response(204))
+        self._app.pending.pop(request).settle(response or Response(204))
         return request
 
 

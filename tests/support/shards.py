@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from millstream.errors import MillstreamError, Unavailable
+from millstream.errors import Unavailable
 from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
+from millstream.pending import Pending
 from millstream.protocol.keys import StreamKey, parse_v1_path
 from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.quarantine import Quarantine
@@ -44,25 +45,22 @@ def append(path: str | StreamKey, body: bytes = b"", content_type: str | None = 
 
 
 class ShardDriver:
-    """A started shard, asked with `await` instead of callbacks."""
+    """A started shard, asked as tests ask."""
 
     def __init__(self, shard: Shard, log: FileLog, catalog: Catalog) -> None:
         self.shard = shard
         self.log = log
         self.catalog = catalog
 
-    def ask(self, method: Callable[..., None], *args: Any, **keywords: Any) -> asyncio.Future[Any]:
+    def ask(self, method: Callable[..., Pending[Any]], *args: Any, **keywords: Any) -> asyncio.Future[Any]:
         """Start a command; the future gets the outcome, errors as values."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        method(*args, reply=future.set_result, **keywords)
+        method(*args, **keywords).when_settled(future.set_result)
         return future
 
-    async def outcome(self, method: Callable[..., None], *args: Any, **keywords: Any) -> Any:
+    async def outcome(self, method: Callable[..., Pending[Any]], *args: Any, **keywords: Any) -> Any:
         """Run a command to its end; errors are raised."""
-        result = await self.ask(method, *args, **keywords)
-        if isinstance(result, MillstreamError):
-            raise result
-        return result
+        return await method(*args, **keywords)
 
     async def create(self, path: str | StreamKey, **fields: Any) -> Any:
         return await self.outcome(self.shard.create, create(path, **fields))
@@ -93,10 +91,10 @@ class ShardDriver:
 
     async def crash(self) -> None:
         """Let go of the files without a last checkpoint, as the end of the process would."""
-        tasks = [*self.shard._tasks, *self.shard._errands]
-        for task in tasks:
+        for task in self.shard._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self.shard._tasks, return_exceptions=True)
+        await self.shard.background.end()
         self.log.close()
         self.shard.flusher.close()
         self.shard.cold.close()

@@ -14,14 +14,11 @@ import httpx
 import pytest
 from pycrdt import Doc, Text
 
-from millstream import config as configuration
 from millstream.errors import Unauthorized
 from millstream.protocol.lib0 import frame_update, split_frames
-from millstream.server.api.app import Application
+from millstream.server.api.front import Front
 from millstream.server.http.error_map import error_response, yjs_error
-from millstream.server.http.limits import read_limits
-from millstream.tiers.objects import ObjectStoreSettings
-from support.application import Answer, ask
+from support.application import Answer, ask, front_over
 from support.fake_time import FakeClock, run, turns
 from support.server import ServerProcess
 from support.shards import started
@@ -239,7 +236,7 @@ def _(given: Given) -> None:
         assert answer.headers["stream-up-to-date"] == "true"
         assert answer.headers["stream-next-offset"] == offset_after(START, 5)
 
-    async def scenario(app: Application, clock: FakeClock) -> None:
+    async def scenario(app: Front, clock: FakeClock) -> None:
         url = "/v1/yjs/notes/docs/plan"
         assert (await ask(app, "POST", url, frame_update(b"\0\0\0\0"))).status == 204
         waiting = ask(app, "GET", f"{url}?offset={offset_after(START, 5)}&live=true")
@@ -305,7 +302,7 @@ def _(given: Given) -> None:
 
 @row("awareness.ttl")
 def _(given: Given) -> None:
-    async def scenario(app: Application, clock: FakeClock) -> None:
+    async def scenario(app: Front, clock: FakeClock) -> None:
         url, hour_ms = "/v1/yjs/notes/docs/plan?awareness=default", 3_600_000
         assert (await ask(app, "PUT", "/v1/yjs/notes/docs/plan")).status == 201
         assert (await ask(app, "POST", url, b"here")).status == 204
@@ -586,14 +583,13 @@ class subscribed:
         return json.loads(self._next("control"))
 
 
-def in_process(folder: Path, scenario: Callable[[Application, FakeClock], Coroutine[Any, Any, None]]) -> None:
+def in_process(folder: Path, scenario: Callable[[Front, FakeClock], Coroutine[Any, Any, None]]) -> None:
     """Run against an application whose time the scenario moves."""
     clock = FakeClock()
 
     async def main() -> None:
         async with started(folder / "fake-time", clock) as driver:
-            limits = read_limits(configuration.load(None, {}, ()))
-            await scenario(Application(driver.shard, limits, ObjectStoreSettings("memory", Path(), {})), clock)
+            await scenario(front_over(driver.shard), clock)
 
     run(main(), clock)
 

@@ -12,19 +12,22 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from millstream import __version__
-from millstream.cluster.front import Slot
+from millstream.clock import Clock
+from millstream.cluster.local_shard import LocalShard
 from millstream.cluster.membership import Membership
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, NotLeader
+from millstream.server.api.background import in_background
+from millstream.server.api.front import NodeHandlers
 from millstream.server.api.health_api import HealthApi
-from millstream.server.api.later import reply_later
 from millstream.server.api.metrics_api import MetricsApi
-from millstream.server.api.stats_api import StatsApi, as_json, with_details
+from millstream.server.api.responses import as_json
+from millstream.server.api.routes import Kind
+from millstream.server.api.stats_api import StatsApi, with_details
+from millstream.server.api.url_token_api import UrlTokenApi
 from millstream.server.http.bodies import json_object
 from millstream.server.http.error_map import problem
-from millstream.server.http.messages import Request, Response
+from millstream.server.http.messages import Answer, Request, Response
 from millstream.server.http.metrics import Metrics
 from millstream.tasks import Supervisor
 
@@ -34,7 +37,6 @@ TRANSFER_SECONDS: Final = 8.0
 TRANSFER_ATTEMPTS: Final = 20
 READY_SECONDS: Final = 5.0
 MEMBER_SECONDS: Final = 30.0
-_JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 Body = dict[str, Any]
 
@@ -48,29 +50,24 @@ class BrokerPeers(Protocol):
 class ClusterAdmin:
     def __init__(
         self,
-        slots: Sequence[Slot],
+        shards: Sequence[LocalShard],
         membership: Membership,
         peers: BrokerPeers,
         metrics: Metrics,
         supervisor: Supervisor,
+        clock: Clock,
+        url_token_seconds_max: float,
     ) -> None:
-        self._slots = slots
+        self._shards = shards
         self._membership = membership
         self._peers = peers
         self._metrics = metrics
         self._supervisor = supervisor
-        self.health = health = HealthApi(lambda: [slot.replica.shard for slot in slots], supervisor)
+        self.health = health = HealthApi(lambda: [local.replica.shard for local in shards], supervisor)
         health.local_problems, health.cluster_problems = self.missing_locally, self._missing_elsewhere
+        # The first shard's key signs for all: every node has it, and needs no leader to use it.
+        self._url_tokens = UrlTokenApi(clock, lambda: shards[0].replica.shard.token_key(), url_token_seconds_max)
         self._running: set[asyncio.Task[None]] = set()
-        self._reads: dict[bytes, Callable[[Request], None]] = {
-            b"/healthz": health.alive,
-            b"/readyz/local": health.ready,
-            b"/readyz/cluster": health.ready_in_cluster,
-            b"/metrics": self._expose,
-            b"/cluster/status": self._status,
-            b"/cluster/hot-cold-stats": self._stats,
-            b"/cluster/cold": self._cold,
-        }
         self._actions: dict[bytes, Callable[[Request, Body], Coroutine[Any, Any, Response]]] = {
             b"/cluster/transfer-leader": self._transfer,
             b"/cluster/trigger-snapshot": self._trigger_snapshot,
@@ -78,25 +75,37 @@ class ClusterAdmin:
             b"/cluster/members": self._change_member,
         }
 
-    def handle(self, request: Request) -> bool:
-        """Answer what is ours; False if it is not."""
-        read, action = self._reads.get(request.path), self._actions.get(request.path)
-        if read is not None and request.method in ("GET", "HEAD"):
-            read(request)
-        elif action is not None and request.method == "POST":
-            reply_later(request, action(request, json_object(request)), lambda response: response)
-        elif (read or action) is not None and request.method not in ("OPTIONS", "PUT"):
-            allowed = b"GET, HEAD" if read is not None else b"POST"
-            fields = b"allow: %b, OPTIONS\r\n" % allowed
-            request.reply(problem(405, "method_not_allowed", f"{request.method} is not possible here", fields=fields))
-        else:
-            return False
-        return True
+    @property
+    def handlers(self) -> NodeHandlers:
+        """What a node answers itself, whoever leads which shard."""
+        return {
+            Kind.HEALTH: {"GET": self.health.alive},
+            Kind.READINESS: {"GET": self.health.ready},
+            Kind.CLUSTER_READINESS: {"GET": self.health.ready_in_cluster},
+            Kind.METRICS: {"GET": self._expose},
+            Kind.STATS: {"GET": self._stats},
+            Kind.CLUSTER_COLD: {"GET": self._cold},
+            Kind.CLUSTER_OPERATION: {"GET": self._read, "POST": self._act},
+            # No other node need be asked to sign.
+            Kind.URL_TOKENS: {"POST": self._url_tokens.make},
+        }
+
+    def _read(self, request: Request) -> Answer:
+        if request.path in self._actions:
+            return problem(405, "method_not_allowed", "this is asked for by POST", fields=b"allow: POST, OPTIONS\r\n")
+        return self._status()
+
+    def _act(self, request: Request) -> Answer:
+        action = self._actions.get(request.path)
+        if action is None:
+            fields = b"allow: GET, HEAD, OPTIONS\r\n"
+            return problem(405, "method_not_allowed", "POST is not possible here", fields=fields)
+        return in_background(action(request, json_object(request)))
 
     # -- asking ------------------------------------------------------------------------------------------------
 
     def missing_locally(self) -> list[str]:
-        replicas = [slot.replica for slot in self._slots]
+        replicas = [local.replica for local in self._shards]
         return [f"shard {one.number} has not caught up yet" for one in replicas if not one.is_caught_up]
 
     def missing(self) -> list[str]:
@@ -105,30 +114,30 @@ class ClusterAdmin:
     def _missing_elsewhere(self) -> list[str]:
         reasons = []
         leases, nodes = self._membership.view.leases, self._membership.view.nodes
-        for slot in self._slots:
-            number = slot.replica.number
+        for local in self._shards:
+            number = local.replica.number
             lease = leases.get(number)
             if lease is None or lease.released or lease.node not in nodes:
                 reasons.append(f"shard {number} has no leader")
-            elif not slot.replica.is_current():
+            elif not local.replica.is_current():
                 reasons.append(f"shard {number} is not known to be up to date here")
         return reasons
 
-    def _expose(self, request: Request) -> None:
-        readers = [slot.app.readers for slot in self._slots]
-        shards = [slot.replica.shard for slot in self._slots]
-        MetricsApi(self._metrics, readers, shards, self._supervisor).expose(request)
+    def _expose(self, request: Request) -> Answer:
+        readers = [local.handlers.readers for local in self._shards]
+        shards = [local.replica.shard for local in self._shards]
+        return MetricsApi(self._metrics, readers, shards, self._supervisor).expose(request)
 
-    def _cold(self, request: Request) -> None:
+    def _cold(self, request: Request) -> Answer:
         """Where the store is. Shards count positions by themselves: the least that is flushed, the latest there is."""
-        total, *others = (slot.app.cold.overview() for slot in self._slots)
+        total, *others = (local.handlers.cold.overview() for local in self._shards)
         for one in others:
             total["flushed"] = min(total["flushed"], one["flushed"])
             total["latest"] = max(total["latest"], one["latest"])
             total["buckets"] = sorted({*total["buckets"], *one["buckets"]})
-        request.reply(Response(200, _JSON, msgspec.json.encode(total)))
+        return as_json(total)
 
-    def _status(self, request: Request) -> None:
+    def _status(self) -> Response:
         view, sign = self._membership.view, self._membership.sign
         missing = self.missing()
         body = {
@@ -151,12 +160,12 @@ class ClusterAdmin:
                 }
                 for number, one in sorted({**view.down, **view.nodes}.items())
             ],
-            "shards": [self._describe(slot) for slot in self._slots],
+            "shards": [self._describe(local) for local in self._shards],
         }
-        request.reply(Response(200, _JSON, msgspec.json.encode(body)))
+        return as_json(body)
 
-    def _describe(self, slot: Slot) -> dict[str, object]:
-        replica = slot.replica
+    def _describe(self, local: LocalShard) -> dict[str, object]:
+        replica = local.replica
         lease = self._membership.view.leases.get(replica.number)
         has_leader = lease is not None and not lease.released
         return {
@@ -174,28 +183,28 @@ class ClusterAdmin:
             "current": replica.is_current(),
         }
 
-    def _stats(self, request: Request) -> None:
+    def _stats(self, request: Request) -> Answer:
         """The sum over this node's shards; what is no number is the first that says something."""
         total: dict[str, Any] = {}
-        for slot in self._slots:
-            for name, value in StatsApi(slot.replica.shard).describe().items():
+        for local in self._shards:
+            for name, value in StatsApi(local.replica.shard).describe().items():
                 if name not in total or total[name] is None:
                     total[name] = value
                 elif isinstance(value, bool):
                     total[name] = total[name] or value
                 elif isinstance(value, int):
                     total[name] += value
-        reply_later(request, with_details(total, [slot.replica.shard for slot in self._slots]), as_json)
+        return in_background(with_details(total, [local.replica.shard for local in self._shards])).then(as_json)
 
     # -- acting ------------------------------------------------------------------------------------------------
 
-    def _led(self, body: Body) -> list[Slot]:
+    def _led(self, body: Body) -> list[LocalShard]:
         """The shards an action is for: those named, or all that this node leads."""
         number = body.get("shard")
-        if number is not None and (not isinstance(number, int) or not 0 <= number < len(self._slots)):
-            raise InvalidRequest(f"shard {number!r} is not one of 0 to {len(self._slots) - 1}", code="invalid_shard")
-        chosen = self._slots if number is None else [self._slots[number]]
-        led = [slot for slot in chosen if slot.replica.is_leading]
+        if number is not None and (not isinstance(number, int) or not 0 <= number < len(self._shards)):
+            raise InvalidRequest(f"shard {number!r} is not one of 0 to {len(self._shards) - 1}", code="invalid_shard")
+        chosen = self._shards if number is None else [self._shards[number]]
+        led = [local for local in chosen if local.replica.is_leading]
         if not led:
             raise NotLeader("this node leads none of these shards", hint="see /cluster/status for who does")
         return led
@@ -211,19 +220,19 @@ class ClusterAdmin:
             )
         led = self._led(body)
         moved = []
-        for slot in led:
+        for local in led:
             successor = target if target is not None else self.least_burdened(exclude=me)
             if successor is None:
                 raise Conflict("there is no other node that could take over", code="no_successor")
-            await slot.replica.hand_over(successor)
-            moved.append({"shard": slot.replica.number, "node": successor})
+            await local.replica.hand_over(successor)
+            moved.append({"shard": local.replica.number, "node": successor})
         await self._wait_for(lambda: all(self._leader(one["shard"]) == one["node"] for one in moved))
-        for slot in led:
+        for local in led:
             for _ in range(TRANSFER_ATTEMPTS):  # it has the lease, and leads when it has caught up
-                if await slot.replica.is_led():
+                if await local.replica.is_led():
                     break
                 await asyncio.sleep(0.02)
-        return Response(200, _JSON, msgspec.json.encode({"transferred": moved}))
+        return as_json({"transferred": moved})
 
     async def _can_soon_lead(self, node: object) -> bool:
         """Whether a node may lead; one that is there and has just caught up needs a moment to say so to all."""
@@ -259,27 +268,27 @@ class ClusterAdmin:
 
     async def _trigger_snapshot(self, request: Request, body: Body) -> Response:
         led = self._led(body)
-        for slot in led:
-            task = asyncio.get_running_loop().create_task(self._flush(slot))
+        for local in led:
+            task = asyncio.get_running_loop().create_task(self._flush(local))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        return Response(202, _JSON, msgspec.json.encode({"queued": [slot.replica.number for slot in led]}))
+        return as_json({"queued": [local.replica.number for local in led]}, 202)
 
     @staticmethod
-    async def _flush(slot: Slot) -> None:
+    async def _flush(local: LocalShard) -> None:
         try:
-            await slot.replica.shard.flusher.flush()
+            await local.replica.shard.flusher.flush()
         except MillstreamError as error:
-            logger.warning("the snapshot of shard %d failed: %s", slot.replica.number, error)
+            logger.warning("the snapshot of shard %d failed: %s", local.replica.number, error)
 
     async def _purge_log(self, request: Request, body: Body) -> Response:
         """Trim to the last flush, without leaving anything for nodes that are away."""
         purged = {}
-        for slot in self._led(body):
-            position = slot.replica.shard.machine.flushed
-            await asyncio.to_thread(slot.replica.log.purge, position)
-            purged[str(slot.replica.number)] = position
-        return Response(200, _JSON, msgspec.json.encode({"purged_through": purged}))
+        for local in self._led(body):
+            position = local.replica.shard.machine.flushed
+            await asyncio.to_thread(local.replica.log.purge, position)
+            purged[str(local.replica.number)] = position
+        return as_json({"purged_through": purged})
 
     async def _change_member(self, request: Request, body: Body) -> Response:
         node, state = body.get("node"), body.get("state")
@@ -290,7 +299,7 @@ class ClusterAdmin:
         await self._check_known(node)
         change = {"active": self._activate, "draining": self._drain, "removed": self._remove}[state]
         is_up = await change(node)
-        return Response(200, _JSON, msgspec.json.encode({"node": node, "state": state, "up": is_up}))
+        return as_json({"node": node, "state": state, "up": is_up})
 
     async def _check_known(self, node: int) -> None:
         """Refuse a number that no node has, or had. One that was just started may take a moment to be heard of."""

@@ -11,19 +11,22 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown, PayloadTooLarge
 from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
+from millstream.pending import Pending
 from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
 from millstream.tiers.hot import MESSAGE_COST_BYTES
 
 logger = logging.getLogger("millstream.shard")
 
-Reply = Callable[[Any], None]
-Entry = tuple[AnyRecord | None, int, Reply | None, Any]
+T = TypeVar("T")
+
+Entry = tuple[AnyRecord | None, int, Pending[Any] | None]
+"""A record or none, its position, and who waits for it."""
 
 # A lone record this small may be stored on the loop itself, if the loop has little else to do.
 BLOCKING_BYTES_MAX = 64 << 10
@@ -116,8 +119,8 @@ class Committer:
         """What the log takes as one record; whoever makes records that grow cuts them before."""
         return self._log.record_bytes_max
 
-    def submit(self, record: AnyRecord, reply: Reply | None = None, outcome: Any = None) -> int:
-        """Send a record to the log; `reply(outcome)` follows once it is durable and applied."""
+    def submit(self, record: AnyRecord, pending: Pending[Any] | None = None) -> int:
+        """Send a record to the log; `pending` is settled once it is durable and applied. Returns the position."""
         if self.failure is not None:
             raise self.failure
         encoded = encode_record(record)
@@ -132,7 +135,7 @@ class Committer:
         batch.next = position + span(record)
         batch.bytes += size
         batch.encoded.append(encoded)
-        batch.entries.append((record, position, reply, outcome))
+        batch.entries.append((record, position, pending))
         self.pending_bytes += size + (batch.next - position) * MESSAGE_COST_BYTES
         self._schedule()
         return position
@@ -147,13 +150,14 @@ class Committer:
                 hint="send it in several parts; many small messages take more room than their bytes",
             )
 
-    def settle(self, reply: Reply, outcome: Any = None) -> None:
-        """Answer once everything submitted so far is durable; at once if nothing is in flight."""
+    def after_durable(self, outcome: T | MillstreamError) -> Pending[T]:
+        """An outcome that is told once everything submitted so far is durable; at once if nothing is in flight."""
         if self.is_idle:
-            reply(outcome)
-        else:
-            self._gathering[-1].entries.append((None, 0, reply, outcome))
-            self._schedule()
+            return Pending.settled(outcome)
+        pending = Pending(outcome)
+        self._gathering[-1].entries.append((None, 0, pending))
+        self._schedule()
+        return pending
 
     def _schedule(self) -> None:
         if not self._is_scheduled and self._may_dispatch() and self._loop is not None:
@@ -248,17 +252,13 @@ class Committer:
             )
             self._give_up(failure)
             return
-        for _, _, reply, outcome in batch.entries:
-            if reply is not None:
-                self._answer(reply, outcome)
-
-    @staticmethod
-    def _answer(reply: Reply, outcome: Any) -> None:
-        try:
-            reply(outcome)
-        except Exception:
-            # The record is durable whatever becomes of its answer, and the others still wait for theirs.
-            logger.exception("an answer could not be given")
+        for _, _, pending in batch.entries:
+            if pending is not None:
+                try:
+                    pending.settle()
+                except Exception:
+                    # The record is durable whatever becomes of its answer, and the others still wait for theirs.
+                    logger.exception("an answer could not be given")
 
     def _give_up(self, error: MillstreamError) -> None:
         """Refuse a failed batch and all that was checked on top of it."""
@@ -272,27 +272,26 @@ class Committer:
         for batch in batches:
             self._undo_batch(batch)
         for batch in batches:
-            for _, _, reply, _ in batch.entries:
-                if reply is not None:
-                    self._answer(reply, error)
+            for _, _, pending in batch.entries:
+                if pending is not None:
+                    try:
+                        pending.settle(error)
+                    except Exception:
+                        logger.exception("a refusal could not be given")
         if self.failure is not None:
             self.on_failure()
 
-    async def submit_and_wait(self, record: AnyRecord) -> MillstreamError | None:
-        """Send a record and wait until it is durable and applied, or refused."""
-        finished = asyncio.Event()
-        outcomes: list[MillstreamError | None] = []
-
-        def reply(outcome: MillstreamError | None) -> None:
-            outcomes.append(outcome)
-            finished.set()
-
-        self.submit(record, reply)
-        await finished.wait()
-        return outcomes[0]
+    def commit(self, record: AnyRecord) -> Pending[None]:
+        """Send a record to the log; settled once it is durable and applied, or refused."""
+        pending: Pending[None] = Pending(None)
+        try:
+            self.submit(record, pending)
+        except MillstreamError as error:
+            pending.settle(error)
+        return pending
 
     async def drain(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until nothing is in flight, or what was has failed."""
         settled = asyncio.Event()
-        self.settle(lambda outcome: settled.set())
+        self.after_durable(None).when_settled(lambda _: settled.set())
         await settled.wait()

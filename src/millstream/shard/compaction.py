@@ -117,9 +117,7 @@ class Compaction:
 
     async def _commit(self, proposal: Proposal) -> None:
         record = SegmentsReplaced(self._clock.now_ms(), proposal.replaced, proposal.segments)
-        error = await self._committer.submit_and_wait(record)
-        if error is not None:
-            raise error
+        await self._committer.commit(record)
         self._measures.compactions["segments"] += 1
         await self._settle()
 
@@ -151,9 +149,7 @@ class Compaction:
             if abandoned:
                 await self._ownership.check()
                 # Who still leads after looking has looked at the truth: no other node has committed one of them.
-                refusal = await self._committer.submit_and_wait(StreamsTouched({}))
-                if refusal is not None:
-                    raise refusal
+                await self._committer.commit(StreamsTouched({}))
             for path in abandoned:
                 await self._cold.objects.delete(path)
             return len(abandoned)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from millstream.shard.committer import Reply
+from millstream.errors import MillstreamError
+from millstream.pending import Pending
 from millstream.slices import batched
 from millstream.streams.records import StreamDeleted, StreamsTouched
 from millstream.streams.state import Stream
@@ -97,11 +98,11 @@ class Deadlines:
             self._write_touches(dict(some))
 
     def _write_touches(self, touched: dict[int, int]) -> None:
-        def written(error: object) -> None:
+        def written(error: MillstreamError | None) -> None:
             if error is not None:
                 self._touched = touched | self._touched
 
-        self._shard.submit(StreamsTouched(touched), written)
+        self._shard.committer.commit(StreamsTouched(touched)).when_settled(written)
 
     def _expire(self) -> None:
         """Delete streams whose time has come. A window that slid since it was noted is noted anew."""
@@ -118,18 +119,16 @@ class Deadlines:
             if stream is None or stream.deleted:
                 continue
             if stream.is_expired(now_ms):
-                self._shard.alone(stream.key, partial(self._enact_expiry, incarnation), lambda outcome: None)
+                self._shard.exclusively(stream.key, partial(self._enact_expiry, incarnation))
             else:
                 self.watch(stream)
         asyncio.get_running_loop().call_soon(self._expire)  # requests come in between
 
-    def _enact_expiry(self, incarnation: int, reply: Reply) -> None:
+    def _enact_expiry(self, incarnation: int) -> Pending[None]:
         stream = self._shard.namespace.by_incarnation(incarnation)
         now_ms = self._shard.clock.now_ms()
-        if stream is None or stream.deleted:
-            reply(None)
-        elif self._shard.namespace.is_expired(stream, now_ms):
-            self._shard.submit(StreamDeleted(incarnation, now_ms, stream.key, expired=True), reply)
-        else:
+        if stream is not None and not stream.deleted:
+            if self._shard.namespace.is_expired(stream, now_ms):
+                return self._shard.committer.commit(StreamDeleted(incarnation, now_ms, stream.key, expired=True))
             self.watch(stream)
-            reply(None)
+        return Pending.settled(None)

@@ -138,9 +138,7 @@ class Ownership:
         """Note in the log, before anything else is accepted, that it goes on without an answer of the store."""
         known = self._known()
         if known is not None and self._machine.store_unasked_at is None:
-            error = await self._committer.submit_and_wait(known)
-            if error is not None:
-                raise error
+            await self._committer.commit(known)
         self.is_settled = True
 
     async def check(self) -> None:
@@ -224,9 +222,7 @@ class Ownership:
         would take it for a sign that what the owner before us wrote does not count."""
         self._pending = None
         former = known or StoreClaimed("none", 0, 0, "", self._clock.now_ms())
-        error = await self._committer.submit_and_wait(former)
-        if error is not None:
-            raise error
+        await self._committer.commit(former)
 
     def _known(self) -> StoreClaimed | None:
         """The last claim that this log was part of."""
@@ -249,9 +245,7 @@ class Ownership:
             self._clock.now_ms(),
         )
         record = StoreClaimed(owner.store, owner.epoch, owner.since, owner.claim, owner.at_ms)
-        error = await self._committer.submit_and_wait(record)
-        if error is not None:
-            raise error
+        await self._committer.commit(record)
         return owner
 
 

@@ -70,9 +70,7 @@ class Reclaimer:
             await asyncio.to_thread(self._cold.objects.remove_partial_files, self._leftovers.before_ms)
             if found:
                 # Who is still leading now, after looking, has looked at the truth.
-                refusal = await self._committer.submit_and_wait(StreamsTouched({}))
-                if refusal is not None:
-                    raise refusal
+                await self._committer.commit(StreamsTouched({}))
             removed = [path for path in found if self._leftovers.is_unknown(path)]
             for path in removed:
                 await self._cold.objects.delete(path)

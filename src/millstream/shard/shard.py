@@ -1,26 +1,27 @@
 """The shard: what the server asks to create, append, read, delete and follow streams.
 
-Writers pass a command and a `reply`; the reply gets the outcome, or the error, once it is durable. Readers get
-committed state at once. All methods run on one event loop.
+Writers pass a command and get a `Pending`, which is settled with the outcome, or the error, once that is durable.
+Readers get committed state at once. All methods run on one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from millstream.clock import Clock, ExpiryClock
 from millstream.errors import MillstreamError, NotFound, NotLeader, OffsetTrimmed, OutcomeUnknown, Unavailable
 from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
+from millstream.pending import BackgroundTasks, Pending
 from millstream.protocol.keys import StreamKey
 from millstream.shard.budget import BUCKET_BYTES, STREAM_BYTES, MemoryBudget
 from millstream.shard.catalog_follower import CatalogFollower
-from millstream.shard.committer import Batch, Committer, Reply
+from millstream.shard.committer import Batch, Committer
 from millstream.shard.compaction import Compaction
 from millstream.shard.creation import Creation
 from millstream.shard.deadlines import Deadlines
@@ -41,7 +42,7 @@ from millstream.shard.recovery import recover
 from millstream.shard.scrub import NO_SCRUBS, Scrubber, ScrubLimits
 from millstream.shard.splitting import SPLIT_ON_LOOP_BYTES, Splitting
 from millstream.streams.checks import Checks
-from millstream.streams.commands import AppendMessages, CreateStream
+from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream
 from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.machine import StateMachine
 from millstream.streams.namespace import Namespace
@@ -68,6 +69,8 @@ from millstream.tiers.journal import Journals
 
 logger = logging.getLogger("millstream.shard")
 
+T = TypeVar("T")
+
 TICK_SECONDS = 1.0
 SCAN_SLICE: Final = 256
 ALIVE_SLICE: Final = 256
@@ -75,10 +78,6 @@ ALIVE_SLICE: Final = 256
 QUIET_READS_MAX: Final = 8
 BACKPRESSURE_SHOWN_SECONDS: Final = 5.0
 LEFTOVER_AGE_SECONDS: Final = 24 * 3600.0
-
-
-def _if_alive(stream: Stream) -> Stream | NotFound:
-    return NotFound(f"stream {stream.key} was deleted meanwhile") if stream.deleted else stream
 
 
 class Shard:
@@ -175,7 +174,7 @@ class Shard:
         self.is_current: Callable[[], bool] = lambda: True
         self._refused_at = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
-        self._errands: set[asyncio.Task[None]] = set()
+        self.background = BackgroundTasks()
 
     def read_only(self, reason: MillstreamError) -> None:
         """Serve what there is: nothing is accepted, nothing is due over time, and the object store is another's."""
@@ -210,12 +209,10 @@ class Shard:
         if self.machine.secrets is None:
             records.append(SecretsCreated(self.clock.random_bytes(32), self.clock.random_bytes(32)))
         for record in records:
-            error = await self.committer.submit_and_wait(record)
-            if error is not None:
-                raise error
+            await self.committer.commit(record)
         if claims_later:
             await self.ownership.go_on_unasked()
-            self.errand(self.ownership.claim_late(), self._claimed)
+            self.background.run(self.ownership.claim_late()).when_settled(self._claimed)
             return
         try:
             await self.ownership.claim()
@@ -226,7 +223,7 @@ class Shard:
             try:
                 await self.ownership.go_on_unasked()
             except Unavailable as full:
-                self.errand(self._accept_when_the_log_does(full))
+                self.background.run(self._accept_when_the_log_does(full))
 
     async def _accept_when_the_log_does(self, reason: MillstreamError) -> None:
         """The log has no room even for the note that it goes on: until it does, reads alone are served."""
@@ -260,17 +257,18 @@ class Shard:
                 continue
             if found.record is None:
                 raise self._quarantine.refuse(found, found.error)
-            batch.entries.append((found.record, found.position, None, None))
+            batch.entries.append((found.record, found.position, None))
         self._apply_batch(batch)
         self.committer.go_on_behind(stored.next)
-        for one, position, _, _ in batch.entries:
+        for one, position, _ in batch.entries:
             if isinstance(one, SegmentSealed):
                 self.catalog_follower.sealed(position)
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Finish what is in flight, flush, and let go of the files. A store that is down does not keep us."""
         await self.catalog_follower.stop()
-        await end(*self._tasks, *self._errands)
+        await end(*self._tasks)
+        await self.background.end()
         await self.compaction.stop()
         try:
             if self.committer.failure is None:
@@ -292,27 +290,28 @@ class Shard:
 
     # -- writing -------------------------------------------------------------------------------------------
 
-    def append(self, command: AppendMessages, reply: Reply) -> None:
-        """Append or close; the reply gets an AppendOutcome or an error."""
+    def append(self, command: AppendMessages) -> Pending[AppendOutcome]:
+        """Append or close."""
         key = command.key
-        if self.names and self.names.wait_for(key, partial(self.append, command, reply)):
-            return
-        if len(command.body) >= SPLIT_ON_LOOP_BYTES and self._splitting.takes(command, self.append, reply):
-            return
+        if self.names and self.names.is_held(key):
+            return self.names.wait_for(key, partial(self.append, command))
+        if len(command.body) >= SPLIT_ON_LOOP_BYTES and self._splitting.needs_thread(command):
+            return self._splitting.split(command).then(self.append)
         now_ms = self.clock.now_ms()
         stream = None
         try:
             stream = self.namespace.get(key, now_ms)
             record, outcome = self.checks.check_append(stream, command, now_ms)
             if record is None:
-                self.settle(stream, reply, outcome)
-                return
+                return self.after_durable(stream, outcome)
             if not self.budget.has_room(len(command.body) + MESSAGE_COST_BYTES * len(record.messages)):
                 raise self.backpressure()
-            position = self.committer.submit(record, reply, outcome)
+            pending = Pending(outcome)
+            position = self.committer.submit(record, pending)
             self.checks.accept(stream, record, outcome.tail, position)
+            return pending
         except MillstreamError as error:
-            self.settle(stream, reply, error)
+            return self.after_durable(stream, error)
 
     def backpressure(self) -> Unavailable:
         """Memory is full: either the cold tier does not take it, or writers are faster than it is."""
@@ -365,53 +364,43 @@ class Shard:
             return None
         return self.flusher.failure or "messages arrive faster than they can be moved to the cold tier"
 
-    def settle(self, stream: Stream | None, reply: Reply, outcome: object) -> None:
-        """Answer what rests on a stream's state, once that state is durable."""
+    def after_durable(self, stream: Stream | None, outcome: T | MillstreamError) -> Pending[T]:
+        """An outcome that rests on a stream's state, told once that state is durable."""
         if stream is not None and stream.ahead is not None:
-            self.committer.settle(reply, outcome)
-        else:
-            reply(outcome)
+            return self.committer.after_durable(outcome)
+        return Pending.settled(outcome)
 
-    def create(self, command: CreateStream, reply: Reply) -> None:
-        """Create a stream, or find that it exists as asked; the reply gets a Created or an error."""
-        if len(command.body) >= SPLIT_ON_LOOP_BYTES and self._splitting.takes(command, self.create, reply):
-            return
-        self._creation.create(command, reply)
+    def create(self, command: CreateStream) -> Pending[Created]:
+        """Create a stream, or find that it exists as asked."""
+        if self._splitting.needs_thread(command):
+            return self._splitting.split(command).then(self._creation.create)
+        return self._creation.create(command)
 
-    def delete(self, key: StreamKey, reply: Reply) -> None:
-        """Delete a stream; the reply gets None or an error."""
-        self.alone(key, partial(self._delete, key), reply)
+    def delete(self, key: StreamKey) -> Pending[None]:
+        def delete() -> Pending[None]:
+            now_ms = self.clock.now_ms()
+            stream = self.namespace.get(key, now_ms)
+            if not self.budget.has_room_to_remove():
+                raise self.backpressure()
+            return self.committer.commit(StreamDeleted(stream.incarnation, now_ms, stream.key))
 
-    def _delete(self, key: StreamKey, reply: Reply) -> None:
-        now_ms = self.clock.now_ms()
-        stream = self.namespace.get(key, now_ms)
-        if not self.budget.has_room_to_remove():
-            raise self.backpressure()
-        self.submit(StreamDeleted(stream.incarnation, now_ms, stream.key), reply)
+        return self.exclusively(key, delete)
 
-    def create_bucket(self, name: str, reply: Reply) -> None:
-        def action(done: Reply) -> None:
+    def create_bucket(self, name: str) -> Pending[None]:
+        def create() -> Pending[None]:
             record = self.checks.check_create_bucket(name, self.clock.now_ms())
             if not self.budget.has_room(BUCKET_BYTES):
                 raise self.backpressure()
-            self.submit(record, done)
+            return self.committer.commit(record)
 
-        self.alone(("bucket", name), action, reply)
+        return self.exclusively(("bucket", name), create)
 
-    def delete_bucket(self, name: str, reply: Reply) -> None:
-        def action(done: Reply) -> None:
-            # Streams being created in it must be seen; new ones wait behind this.
-            self.committer.settle(lambda error: delete(done, error))
+    def delete_bucket(self, name: str) -> Pending[None]:
+        def delete(_: None) -> Pending[None]:
+            return self.committer.commit(self.checks.check_delete_bucket(name, self.clock.now_ms()))
 
-        def delete(done: Reply, error: object) -> None:
-            try:
-                if isinstance(error, MillstreamError):
-                    raise error
-                self.submit(self.checks.check_delete_bucket(name, self.clock.now_ms()), done)
-            except MillstreamError as refusal:
-                done(refusal)
-
-        self.alone(("bucket", name), action, reply)
+        # Streams being created in it must be seen; new ones wait behind this.
+        return self.exclusively(("bucket", name), lambda: self.committer.after_durable(None).then(delete))
 
     def publish_snapshot(
         self,
@@ -419,119 +408,96 @@ class Shard:
         offset: int,
         content_type: str,
         upload: Upload,
-        reply: Reply,
         *,
         trims: bool = True,
         incarnation: int | None = None,
-    ) -> None:
-        """Make an upload the stream's snapshot; the reply gets the stream or an error. Appends go on meanwhile.
+    ) -> Pending[Stream]:
+        """Make an upload the stream's snapshot. Appends go on meanwhile.
 
         With an incarnation, only if the stream of that name is still that one.
         """
-        name = ""
-        if self.committer.failure is not None:
-            upload.discard()
-            reply(self.committer.failure)
-            return
+        return self.background.run(
+            self._publish_snapshot(key, offset, content_type, upload, trims=trims, incarnation=incarnation)
+        )
 
-        def finish(outcome: object) -> None:
-            self.blobs.settled(name)
-            if isinstance(outcome, MillstreamError):
-                upload.discard()
-                # One whose record may be in the log all the same stays; it is a leftover if it is not.
-                if name and not isinstance(outcome, OutcomeUnknown):
-                    self.errand(self.blobs.delete(name))
-            reply(outcome)
-
-        async def store() -> None:
-            self.checks.check_snapshot(stream, offset)
-            survey = await self.reader.survey(stream, offset)
-            self.checks.check_snapshot(stream, offset, is_boundary=survey.is_boundary)
-            await self.blobs.commit(upload, name)
-
-        def durable(error: MillstreamError | None) -> None:
-            if error is not None:
-                finish(error)
-            else:
-                self.alone(("snapshot", str(key)), publish, finish)
-
-        def publish(done: Reply) -> None:
-            stream = self.get(key)
-            if incarnation not in (None, stream.incarnation):
-                raise NotFound(f"stream {key} was deleted and made anew meanwhile")
-            self.checks.check_snapshot(stream, offset)
-            snapshot = SnapshotRef(offset, content_type, name, upload.size, upload.checksum)
-            record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
-            self.submit(record, lambda error: done(error or _if_alive(stream)))
-
+    async def _publish_snapshot(
+        self, key: StreamKey, offset: int, content_type: str, upload: Upload, *, trims: bool, incarnation: int | None
+    ) -> Stream:
         try:
-            stream = self.get(key)
-            if not self.budget.has_room(STREAM_BYTES):
-                raise self.backpressure()
-        except MillstreamError as error:
-            finish(error)
-            return
-        name = self.blobs.new_name(key, offset, self.clock.random_bytes(8))
-        self.errand(store(), durable)
-
-    def trim(self, stream: Stream, offset: int, reply: Reply) -> None:
-        """Give up what lies before a message boundary; the reply gets None or an error."""
-        self.submit(StreamTrimmed(stream.incarnation, self.clock.now_ms(), offset), reply)
-
-    def errand(
-        self, work: Coroutine[Any, Any, None], done: Callable[[MillstreamError | None], None] | None = None
-    ) -> None:
-        """Do something that waits for the object store; `done` gets the error, if there was one."""
-
-        async def run() -> None:
-            failure: MillstreamError | None = None
+            await self._check_snapshot(key, offset)
+            blob = self.blobs.new_name(key, offset, self.clock.random_bytes(8))
             try:
-                await work
-            except MillstreamError as error:
-                failure = error
-            except OSError as error:
-                failure = Unavailable(f"a file could not be written: {error.strerror}", code="disk_error")
-            except Exception:
-                # A defect; somebody may wait for the errand, and must hear that it is over.
-                logger.exception("an errand failed")
-                failure = MillstreamError("the server failed; its log says why", code="internal_error")
-            if done is not None:
-                done(failure)
-            elif failure is not None:
-                logger.warning("the object store could not be tidied up: %s", failure)
+                await self.blobs.commit(upload, blob)
+                snapshot = SnapshotRef(offset, content_type, blob, upload.size, upload.checksum)
+                submit = partial(self._submit_snapshot, key, snapshot, trims=trims, incarnation=incarnation)
+                return await self.exclusively(("snapshot", str(key)), submit)
+            except OutcomeUnknown:
+                raise  # its record may be in the log all the same: the blob stays, and is a leftover if it is not
+            except MillstreamError:
+                self.delete_blob(blob)
+                raise
+            finally:
+                self.blobs.settled(blob)
+        finally:
+            upload.discard()
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    async def _check_snapshot(self, key: StreamKey, offset: int) -> None:
+        """Refuse a snapshot that cannot be published, before its bytes are stored."""
+        if self.committer.failure is not None:
+            raise self.committer.failure
+        stream = self.get(key)
+        if not self.budget.has_room(STREAM_BYTES):
+            raise self.backpressure()
+        self.checks.check_snapshot(stream, offset)
+        survey = await self.reader.survey(stream, offset)
+        self.checks.check_snapshot(stream, offset, is_boundary=survey.is_boundary)
 
-    def submit(self, record: AnyRecord, reply: Reply | None = None, outcome: object = None) -> int:
-        return self.committer.submit(record, reply, outcome)
+    def _submit_snapshot(
+        self, key: StreamKey, snapshot: SnapshotRef, *, trims: bool, incarnation: int | None
+    ) -> Pending[Stream]:
+        stream = self.get(key)
+        if incarnation not in (None, stream.incarnation):
+            raise NotFound(f"stream {key} was deleted and made anew meanwhile")
+        self.checks.check_snapshot(stream, snapshot.offset)
 
-    def alone(self, name: Hashable, action: Callable[[Reply], None], reply: Reply) -> None:
-        """Run an action while nothing else is in flight on a name, and keep it so until the action has replied."""
-        if self.names.wait_for(name, partial(self.alone, name, action, reply)):
-            return
+        def published(_: None) -> Stream:
+            if stream.deleted:
+                raise NotFound(f"stream {key} was deleted meanwhile")
+            return stream
+
+        record = SnapshotPublished(stream.incarnation, self.clock.now_ms(), snapshot, trims)
+        return self.committer.commit(record).then(published)
+
+    def delete_blob(self, name: str) -> None:
+        """Delete a snapshot's bytes that nothing names, some time soon; what fails is a leftover."""
+
+        def deleted(outcome: MillstreamError | None) -> None:
+            if outcome is not None:
+                logger.warning("the object store could not be tidied up: %s", outcome)
+
+        self.background.run(self.blobs.delete(name)).when_settled(deleted)
+
+    def trim(self, stream: Stream, offset: int) -> Pending[None]:
+        """Give up what lies before a message boundary."""
+        return self.committer.commit(StreamTrimmed(stream.incarnation, self.clock.now_ms(), offset))
+
+    def exclusively(self, name: Hashable, action: Callable[[], Pending[T]]) -> Pending[T]:
+        """Run an action while nothing else is in flight on a name, and keep it so until its outcome is there."""
+        if self.names.is_held(name):
+            return self.names.wait_for(name, partial(self.exclusively, name, action))
         self.names.hold(name)
 
-        def finish(outcome: object) -> None:
+        def release(outcome: T | MillstreamError) -> T | MillstreamError:
             self.names.release(name)
-            reply(outcome)
-
-        def run(settled: object) -> None:
-            if isinstance(settled, MillstreamError):
-                finish(settled)
-                return
-            try:
-                action(finish)
-            except MillstreamError as error:
-                finish(error)
+            return outcome
 
         stream = self.namespace.find(name) if isinstance(name, StreamKey) else None
         if stream is not None and self.namespace.is_expired(stream, self.clock.now_ms()):
             # A fork of it may be in flight: whether it keeps its name is known when that is durable.
-            self.committer.settle(run, None)
+            is_free = self.committer.after_durable(None)
         else:
-            self.settle(stream, run, None)
+            is_free = self.after_durable(stream, None)
+        return is_free.then(lambda _: action()).then_either(release)
 
     # -- what durable batches do -----------------------------------------------------------------------------
 
@@ -542,7 +508,7 @@ class Shard:
         record: AnyRecord | None = None
         position = batch.first
         try:
-            for record, position, _, _ in batch.entries:
+            for record, position, _ in batch.entries:
                 if record is None:
                     continue
                 stream = apply(record, position)
@@ -566,7 +532,7 @@ class Shard:
             self.listeners.changed(changed)
 
     def _undo_batch(self, batch: Batch) -> None:
-        for record, _, _, _ in batch.entries:
+        for record, _, _ in batch.entries:
             if isinstance(record, Appended):
                 stream = self.namespace.by_incarnation(record.stream)
                 if stream is not None:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError
+from millstream.pending import Pending
 
 SLICE_SECONDS: Final = 0.005
 
 
-def in_slices(steps: Iterator[object], done: Callable[[MillstreamError | None], None]) -> None:
-    """Run the steps, as many at a time as fit into a slice; `done` gets the error that ended them, or None.
+def in_slices(steps: Iterator[object]) -> Pending[None]:
+    """Run the steps, as many at a time as fit into a slice; settled when they are done, or with what ended them.
 
     A step should be short: the loop is given back only between two of them.
     """
+    pending: Pending[None] = Pending(None)
+    _run_slice(steps, pending)
+    return pending
+
+
+def _run_slice(steps: Iterator[object], pending: Pending[None]) -> None:
     until = monotonic_seconds() + SLICE_SECONDS
     try:
         for _ in steps:
             if monotonic_seconds() >= until:
-                asyncio.get_running_loop().call_soon(in_slices, steps, done)
+                asyncio.get_running_loop().call_soon(_run_slice, steps, pending)
                 return
     except MillstreamError as error:
-        done(error)
+        pending.settle(error)
     else:
-        done(None)
+        pending.settle()

@@ -7,16 +7,15 @@ body that waits for it counts as memory in use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from millstream.errors import InvalidRequest, MillstreamError
+from millstream.errors import InvalidRequest
+from millstream.pending import Pending
 from millstream.protocol.content_types import JSON, media_type
 from millstream.protocol.json_messages import split_messages
-from millstream.shard.committer import Reply
 from millstream.streams.commands import AppendMessages, CreateStream, Split
 
 if TYPE_CHECKING:
@@ -33,22 +32,25 @@ class Splitting:
         self._shard = shard
         self._thread = ThreadPoolExecutor(1, "millstream-split")
 
-    def takes(self, command: Command, then: Callable[[Command, Reply], None], reply: Reply) -> bool:
-        """Whether a command must wait until its body is split; then it is passed on with its messages."""
-        if command.split is not None or not _may_be_json(command):
-            return False
+    @staticmethod
+    def needs_thread(command: AppendMessages | CreateStream) -> bool:
+        """Whether a command's body is to be split before it can be judged, and is too large for the loop.
+
+        A fork that names no content type has its source's, which may be JSON.
+        """
+        return (
+            len(command.body) >= SPLIT_ON_LOOP_BYTES
+            and command.split is None
+            and (command.content_type is None or media_type(command.content_type) == JSON)
+        )
+
+    def split(self, command: Command) -> Pending[Command]:
+        """The command with its body split, or with what is wrong with the body."""
         if not self._shard.budget.has_room(len(command.body)):
-            reply(self._shard.backpressure())
-            return True
+            return Pending.settled(self._shard.backpressure())
+        return self._shard.background.run(self._split(command))
 
-        def failed(error: MillstreamError | None) -> None:
-            if error is not None:
-                reply(error)
-
-        self._shard.errand(self._split(command, then, reply), failed)
-        return True
-
-    async def _split(self, command: Command, then: Callable[[Command, Reply], None], reply: Reply) -> None:
+    async def _split(self, command: Command) -> Command:
         size = len(command.body)
         self._shard.budget.splitting_bytes += size
         try:
@@ -57,15 +59,12 @@ class Splitting:
             )
         finally:
             self._shard.budget.splitting_bytes -= size
-        then(_with(command, split), reply)
+        if isinstance(command, AppendMessages):
+            return msgspec.structs.replace(command, split=split)
+        return command._replace(split=split)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _may_be_json(command: AppendMessages | CreateStream) -> bool:
-    """A fork that names no content type has its source's, which may be anything."""
-    return command.content_type is None or media_type(command.content_type) == JSON
 
 
 def _messages(body: bytes, messages_max: int) -> Split:
@@ -74,9 +73,3 @@ def _messages(body: bytes, messages_max: int) -> Split:
         return split_messages(body, messages_max)
     except InvalidRequest as error:
         return error
-
-
-def _with(command: Command, split: Split) -> Command:
-    if isinstance(command, AppendMessages):
-        return msgspec.structs.replace(command, split=split)
-    return command._replace(split=split)

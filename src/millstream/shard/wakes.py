@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound
-from millstream.protocol.globs import Patterns, literal_prefix, wildcards_of
+from millstream.pending import Pending
+from millstream.protocol.globs import Patterns, literal_prefix
 from millstream.protocol.keys import parse_v1_path
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.tokens import issue_token, token_generation
-from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, PrivateTargets, checked_url
 from millstream.protocol.webhooks import WebhookSigner
-from millstream.shard.committer import Reply
+from millstream.shard.pattern_matching import PatternMatching
 from millstream.shard.shard import Shard
 from millstream.shard.slices import in_slices
+from millstream.shard.subscription_quotas import SubscriptionQuotas, SubscriptionSettings
 from millstream.streams.commands import AppendMessages
 from millstream.streams.records import (
     SubscriptionChanged,
@@ -37,22 +37,15 @@ from millstream.streams.records import (
     Wake,
 )
 from millstream.streams.state import Stream
-from millstream.streams.subscriptions import (
-    EXPLICIT,
-    GLOB,
-    LINK_BYTES,
-    NOTHING_ACKED,
-    SUBSCRIPTION_BYTES,
-    Subscription,
-    acked_token,
-)
+from millstream.streams.subscriptions import EXPLICIT, GLOB, NOTHING_ACKED, Subscription, acked_token
 
 logger = logging.getLogger("millstream.subscriptions")
+
+T = TypeVar("T")
 
 TOKEN_LIFETIME_MS: Final = 24 * 3600 * 1000
 RETRY_SECONDS: Final = (1.0, 60.0)
 RETRY_JITTER: Final = 0.2
-MATCHED_PATHS_MAX: Final = 100_000
 # Links in one record: with the longest names that is 150 KB.
 RECORD_LINKS_MAX: Final = 1_000
 SORTED_SLICE: Final = 5_000
@@ -68,21 +61,6 @@ ERROR_BYTES_MAX: Final = 256
 Links = dict[str, tuple[list[str], int]]
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionSettings:
-    """What subscriptions may take; `[subscriptions]` of the configuration says what each is."""
-
-    private_targets: PrivateTargets = NO_PRIVATE_TARGETS
-    count_max: int = 10_000
-    principal_count_max: int = 1_000
-    links_max: int = 200_000
-    links_total_max: int = 1_000_000
-    explicit_links_max: int = 10_000
-    pattern_bytes_max: int = 256
-    pattern_wildcards_max: int = 8
-    page_streams_max: int = 1_000
-
-
 class Wakes:
     """`deliver` is told of each webhook wake that is due; it calls `delivered` or `delivery_failed` in the end."""
 
@@ -93,17 +71,13 @@ class Wakes:
         self._settings = settings
         self._deliver = deliver
         self._state = shard.machine.subscriptions
+        self._quotas = SubscriptionQuotas(settings, shard.machine, shard.budget)
+        self._matching = PatternMatching(self._state, self._consider)
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        # Paths that no pattern was compared with yet, and those that were since the patterns last changed.
-        self._unmatched: dict[str, None] = {}
-        self._matched: set[str] = set()
-        self._is_matching = False
-        # By subscription: paths that its pattern fits and that are to be linked.
-        self._found: dict[str, dict[str, None]] = {}
         # Subscriptions that will be looked at, as soon as nothing else is under way on them.
         self._considered: set[str] = set()
         # What the wake that is out was told of, for a webhook that is done with all of it.
-        self._told: dict[str, tuple[str, dict[str, int]]] = {}
+        self._handed_out: dict[str, tuple[str, dict[str, int]]] = {}
         self._signer: WebhookSigner | None = None
         self._is_paused = False
         shard.listeners.on_committed = self._committed
@@ -118,34 +92,31 @@ class Wakes:
     def resume(self) -> None:
         """After a restart: tell again what may not have been told, and time what is running."""
         self._is_paused = False
-        for memory in (self._unmatched, self._matched, self._found, self._considered, self._told):
-            memory.clear()
+        self._matching.clear()
+        self._considered.clear()
+        self._handed_out.clear()
         for subscription in list(self._state.by_id.values()):
             if subscription.is_complete:
-                self._alone(subscription.id, partial(self._resume, subscription), _ignore)
+                self._exclusively(subscription.id, partial(self._resume, subscription)).when_settled(_log_failure)
             else:  # nobody was told that it exists
-                self.delete(subscription.id, _ignore)
+                self.delete(subscription.id).when_settled(_log_failure)
         if self._state.patterns:
             # A crash may have come between the first append to a stream and its link.
-            self._match([stream.key.v1_path for stream in self._shard.namespace.resident() if stream.tail])
+            self._matching.match([stream.key.v1_path for stream in self._shard.namespace.resident() if stream.tail])
 
-    def _resume(self, subscription: Subscription, done: Reply) -> None:
-        def surveyed(error: MillstreamError | None) -> None:
-            wake = subscription.wake
-            if self._is_paused:
-                done(error)
-                return
-            if wake is None:
-                self._consider(subscription)
-            elif subscription.is_webhook and subscription.next_attempt_ms is None:
-                self._deliver(subscription, wake)
-            elif not subscription.is_webhook and wake.holder is None:
-                self._write_wake_event(subscription)
-            self._arm(subscription)
-            done(error)
-
+    async def _resume(self, subscription: Subscription) -> None:
         subscription.pending.clear()
-        in_slices(self._survey(subscription), surveyed)
+        await in_slices(self._survey(subscription))
+        wake = subscription.wake
+        if self._is_paused:
+            return
+        if wake is None:
+            self._consider(subscription)
+        elif subscription.is_webhook and subscription.next_attempt_ms is None:
+            self._deliver(subscription, wake)
+        elif not subscription.is_webhook and wake.holder is None:
+            self._write_wake_event(subscription)
+        self._arm(subscription)
 
     def _survey(self, subscription: Subscription) -> Iterator[None]:
         """Find out what is pending."""
@@ -173,104 +144,50 @@ class Wakes:
         return subscription
 
     def create(
-        self, subscription_id: str, config: SubscriptionConfig, base_url: str, reply: Reply, *, owner: str = ""
-    ) -> None:
-        """The reply gets (subscription, whether it is new), or an error."""
+        self, subscription_id: str, config: SubscriptionConfig, base_url: str, *, owner: str = ""
+    ) -> Pending[tuple[Subscription, bool]]:
+        """The subscription, and whether it is new."""
+        return self._exclusively(subscription_id, partial(self._create, subscription_id, config, base_url, owner))
 
-        def action(done: Reply) -> None:
-            existing = self._state.by_id.get(subscription_id)
-            if existing is not None and existing.is_complete:
-                if existing.config != config:
-                    raise Conflict(
-                        f"subscription {subscription_id!r} exists with another configuration",
-                        code="SUBSCRIPTION_ALREADY_EXISTS",
-                    )
-                done((existing, False))
-                return
-            self._check_config(config, owner)
-            links: dict[str, int] = {}
-
-            def linked(error: MillstreamError | None) -> None:
-                if error is not None:
-                    done(error)
-                else:
-                    now_ms = self._shard.clock.now_ms()
-                    rest = iter(links.items())
-                    some = _links(islice(rest, RECORD_LINKS_MAX))
-                    is_all = len(some) == len(links)
-                    record = SubscriptionCreated(subscription_id, now_ms, base_url, config, some, owner, is_all)
-                    self._shard.submit(record, partial(self._complete, subscription_id, rest, done))
-
-            in_slices(self._initial_links(config, links), linked)
-
-        self._alone(subscription_id, action, reply)
-
-    def _complete(self, subscription_id: str, rest: Iterator[tuple[str, int]], done: Reply, error: object) -> None:
-        """Link the rest of the streams that a new subscription covers, some with each record."""
-        if isinstance(error, MillstreamError):
+    async def _create(
+        self, subscription_id: str, config: SubscriptionConfig, base_url: str, owner: str
+    ) -> tuple[Subscription, bool]:
+        existing = self._state.by_id.get(subscription_id)
+        if existing is not None and existing.is_complete:
+            if existing.config != config:
+                raise Conflict(
+                    f"subscription {subscription_id!r} exists with another configuration",
+                    code="SUBSCRIPTION_ALREADY_EXISTS",
+                )
+            return existing, False
+        self._quotas.check_config(config, owner)
+        links: dict[str, int] = {}
+        await in_slices(self._initial_links(config, links))
+        rest = iter(links.items())
+        some = _links(islice(rest, RECORD_LINKS_MAX))
+        is_all = len(some) == len(links)
+        now_ms = self._shard.clock.now_ms()
+        record = SubscriptionCreated(subscription_id, now_ms, base_url, config, some, owner, is_all)
+        try:
+            await self._shard.committer.commit(record)
+            subscription = self._state.by_id[subscription_id]
+            await self._complete(subscription, rest)
+        except MillstreamError:
             if subscription_id in self._state.by_id:
-                self._shard.submit(SubscriptionDeleted(subscription_id, self._shard.clock.now_ms()), _ignore)
-            done(error)
-            return
-        subscription = self._state.by_id[subscription_id]
-        if not subscription.is_complete:
-            some = _links(islice(rest, RECORD_LINKS_MAX))
-            then = partial(self._complete, subscription_id, rest, done)
-            self._change(subscription, then, linked=some, completes=not some)
-            return
-
-        def surveyed(error: MillstreamError | None) -> None:
-            self._matched.clear()
-            self._consider(subscription)
-            done(error or (subscription, True))
-
+                removal = SubscriptionDeleted(subscription_id, self._shard.clock.now_ms())
+                self._shard.committer.commit(removal).when_settled(_log_failure)
+            raise
         # Appends that came after their stream was looked at are its first work.
-        in_slices(self._survey(subscription), surveyed)
+        await in_slices(self._survey(subscription))
+        self._matching.forget_all()
+        self._consider(subscription)
+        return subscription, True
 
-    def _check_config(self, config: SubscriptionConfig, owner: str) -> None:
-        settings, state = self._settings, self._state
-        if len(state.by_id) >= settings.count_max:
-            raise Conflict(f"there are {settings.count_max} subscriptions already", code="TOO_MANY_SUBSCRIPTIONS")
-        if owner and state.owned[owner] >= settings.principal_count_max:
-            raise Conflict(
-                f"this principal has {settings.principal_count_max} subscriptions already",
-                code="TOO_MANY_SUBSCRIPTIONS",
-                hint="delete some; subscriptions.principal_count_max is the limit",
-            )
-        if config.pattern is not None:
-            if len(config.pattern.encode()) > settings.pattern_bytes_max:
-                raise _invalid(f"pattern must have at most {settings.pattern_bytes_max} bytes")
-            if wildcards_of(config.pattern) > settings.pattern_wildcards_max:
-                raise _invalid(f"pattern must have at most {settings.pattern_wildcards_max} segments * and **")
-        if config.webhook_url is not None:
-            checked_url(config.webhook_url, settings.private_targets)
-        if config.wake_stream is not None and self._shard.namespace.find(parse_v1_path(config.wake_stream)) is None:
-            raise _invalid(f"the wake stream {config.wake_stream!r} does not exist")
-        self._check_room(len(config.streams), len(config.streams))
-
-    def _check_room(self, count: int, explicit: int, *, more: int | None = None) -> None:
-        """Refuse more links than a subscription, or all of them together, may have."""
-        settings = self._settings
-        if count > settings.links_max or explicit > settings.explicit_links_max:
-            limit = "links_max" if count > settings.links_max else "explicit_links_max"
-            raise Conflict(
-                f"the subscription would have more than {getattr(settings, limit)} streams",
-                code="TOO_MANY_LINKS",
-                hint=f"subscriptions.{limit} is the limit; make several with narrower patterns",
-            )
-        new = count if more is None else more
-        if new * LINK_BYTES + SUBSCRIPTION_BYTES > self._shard.budget.subscription_bytes_left:
-            raise Conflict(
-                "subscriptions take as much memory as they may",
-                code="TOO_MANY_LINKS",
-                hint="delete some, or raise hot.bytes_max, of which they may have a quarter",
-            )
-        if self._state.links + new > settings.links_total_max:
-            raise Conflict(
-                f"all subscriptions together would have more than {settings.links_total_max} streams",
-                code="TOO_MANY_LINKS",
-                hint="subscriptions.links_total_max is the limit",
-            )
+    async def _complete(self, subscription: Subscription, rest: Iterator[tuple[str, int]]) -> None:
+        """Link the rest of the streams that a new subscription covers, some with each record."""
+        while not subscription.is_complete:
+            some = _links(islice(rest, RECORD_LINKS_MAX))
+            await self._change(subscription, linked=some, completes=not some)
 
     def _initial_links(self, config: SubscriptionConfig, links: dict[str, int]) -> Iterator[None]:
         """Fill in the links that a new subscription begins with: tails, with the types in their last bits."""
@@ -282,182 +199,163 @@ class Wakes:
                     path = stream.key.v1_path
                     if path != config.wake_stream and pattern.matching(path):
                         links[path] = stream.tail << 2 | BY_PATTERN
-                self._check_room(len(links), len(config.streams))
+                self._quotas.check_room(len(links), len(config.streams))
                 yield
         for name in config.streams:
             path = parse_v1_path(name).v1_path
             known = links.get(path)
             links[path] = (self.tail_of(path) << 2 if known is None else known) | BY_NAME
             yield
-        self._check_room(len(links), len(config.streams))
+        self._quotas.check_room(len(links), len(config.streams))
 
-    def delete(self, subscription_id: str, reply: Reply) -> None:
-        def action(done: Reply) -> None:
-            if subscription_id not in self._state.by_id:
-                done(None)
-                return
-            self._shard.submit(SubscriptionDeleted(subscription_id, self._shard.clock.now_ms()), done)
+    def delete(self, subscription_id: str) -> Pending[None]:
+        return self._exclusively(subscription_id, partial(self._delete, subscription_id))
 
-        def finish(outcome: object) -> None:
+    async def _delete(self, subscription_id: str) -> None:
+        try:
+            if subscription_id in self._state.by_id:
+                await self._shard.committer.commit(SubscriptionDeleted(subscription_id, self._shard.clock.now_ms()))
+        finally:
             timer = self._timers.pop(subscription_id, None)
             if timer is not None:
                 timer.cancel()
-            self._found.pop(subscription_id, None)
-            self._told.pop(subscription_id, None)
-            in_slices(iter(self._state.tidy, False), _ignore)
-            reply(outcome)
+            self._matching.found.pop(subscription_id, None)
+            self._handed_out.pop(subscription_id, None)
+            in_slices(iter(self._state.tidy, False)).when_settled(_log_failure)
 
-        self._alone(subscription_id, action, finish)
-
-    def link(self, subscription_id: str, paths: list[str], reply: Reply) -> None:
+    def link(self, subscription_id: str, paths: list[str]) -> Pending[None]:
         """Link streams explicitly, so many with each record; after a crash between two, asking again links the rest."""
+        return self._exclusively(subscription_id, partial(self._link, subscription_id, paths))
 
-        def action(done: Reply) -> None:
-            subscription = self.get(subscription_id)
-            links = subscription.links
-            names = list(dict.fromkeys(parse_v1_path(path).v1_path for path in paths))
-            new = sum(name not in links for name in names)
-            explicit = sum(name not in links.explicit for name in names)
-            self._check_room(len(links) + new, len(links.explicit) + explicit, more=new)
-            some = iter(names)
+    async def _link(self, subscription_id: str, paths: list[str]) -> None:
+        subscription = self.get(subscription_id)
+        links = subscription.links
+        names = list(dict.fromkeys(parse_v1_path(path).v1_path for path in paths))
+        new = sum(name not in links for name in names)
+        explicit = sum(name not in links.explicit for name in names)
+        self._quotas.check_room(len(links) + new, len(links.explicit) + explicit, more=new)
+        for first in range(0, len(names), RECORD_LINKS_MAX):
+            some = names[first : first + RECORD_LINKS_MAX]
+            await self._change(subscription, linked={name: ([EXPLICIT], self.tail_of(name)) for name in some})
 
-            def link_more(error: object) -> None:
-                now = list(islice(some, RECORD_LINKS_MAX))
-                if error is not None or not now:
-                    done(error)
-                else:
-                    linked: Links = {name: ([EXPLICIT], self.tail_of(name)) for name in now}
-                    self._change(subscription, link_more, linked=linked)
+    def unlink(self, subscription_id: str, path: str) -> Pending[None]:
+        return self._exclusively(subscription_id, partial(self._unlink, subscription_id, path))
 
-            link_more(None)
-
-        self._alone(subscription_id, action, reply)
-
-    def unlink(self, subscription_id: str, path: str, reply: Reply) -> None:
-        def action(done: Reply) -> None:
-            subscription = self.get(subscription_id)
-            if path in subscription.links:
-                self._change(subscription, done, unlinked=[path])
-            else:
-                done(None)
-
-        self._alone(subscription_id, action, reply)
+    async def _unlink(self, subscription_id: str, path: str) -> None:
+        subscription = self.get(subscription_id)
+        if path in subscription.links:
+            await self._change(subscription, unlinked=[path])
 
     # -- work in progress ------------------------------------------------------------------------------------
 
-    def claim(self, subscription_id: str, worker: str, reply: Reply) -> None:
-        """The reply gets (subscription, its wake, the worker's token), or an error."""
+    def claim(self, subscription_id: str, worker: str) -> Pending[tuple[Subscription, Wake, str]]:
+        """The subscription, its wake, and the worker's token."""
+        return self._exclusively(subscription_id, partial(self._claim, subscription_id, worker))
 
-        def action(done: Reply) -> None:
-            self._shard.listeners.tell_committed()
-            subscription = self._pull_wake(subscription_id)
-            wake = subscription.wake
-            if wake is not None and wake.holder is not None:
-                raise Conflict(
-                    f"the wake is claimed by {wake.holder!r}",
-                    code="ALREADY_CLAIMED",
-                    details={"current_holder": wake.holder, "generation": subscription.generation},
-                )
-            if not subscription.pending:
-                raise Conflict("the subscription has no pending work", code="NO_PENDING_WORK")
-            claimed = self._new_wake(subscription, holder=worker)
-            generation = subscription.generation + 1
-            if wake is not None:
-                generation, claimed = (
-                    subscription.generation,
-                    msgspec.structs.replace(claimed, wake_id=wake.wake_id),
-                )
-            self._change(
-                subscription,
-                lambda error: done(error or (subscription, claimed, self._token(subscription_id, generation))),
-                wake=claimed,
-                generation=generation,
+    async def _claim(self, subscription_id: str, worker: str) -> tuple[Subscription, Wake, str]:
+        self._shard.listeners.tell_committed()
+        subscription = self._pull_wake(subscription_id)
+        wake = subscription.wake
+        if wake is not None and wake.holder is not None:
+            raise Conflict(
+                f"the wake is claimed by {wake.holder!r}",
+                code="ALREADY_CLAIMED",
+                details={"current_holder": wake.holder, "generation": subscription.generation},
             )
-
-        self._alone(subscription_id, action, reply)
+        if not subscription.pending:
+            raise Conflict("the subscription has no pending work", code="NO_PENDING_WORK")
+        claimed = self._new_wake(subscription, holder=worker)
+        generation = subscription.generation + 1
+        if wake is not None:
+            generation, claimed = subscription.generation, msgspec.structs.replace(claimed, wake_id=wake.wake_id)
+        await self._change(subscription, wake=claimed, generation=generation)
+        return subscription, claimed, self._token(subscription_id, generation)
 
     def acknowledge(
-        self, subscription_id: str, token: str, body: dict[str, object], reply: Reply, *, by_webhook: bool
-    ) -> None:
+        self, subscription_id: str, token: str, body: dict[str, object], *, by_webhook: bool
+    ) -> Pending[bool]:
         """Progress on a wake: acknowledges offsets, extends the lease, and with `done` ends the wake.
 
-        The reply gets whether another wake follows, or an error.
+        The outcome is whether another wake follows.
         """
+        work = partial(self._acknowledge, subscription_id, token, body, by_webhook=by_webhook)
+        return self._exclusively(subscription_id, work)
 
-        def action(done: Reply) -> None:
-            subscription = self.get(subscription_id) if by_webhook else self._pull_wake(subscription_id)
-            wake = self._fenced(subscription, token, body)
-            acked = subscription.checked_acks(body.get("acks"), self.tail_of)
-            if body.get("done") is True:
-                self._end_wake(subscription, done, acked)
-                return
-            extended = msgspec.structs.replace(wake, lease_until_ms=self._lease_until(subscription))
-            self._change(subscription, lambda error: done(error or False), wake=extended, acked=acked)
+    async def _acknowledge(
+        self, subscription_id: str, token: str, body: dict[str, object], *, by_webhook: bool
+    ) -> bool:
+        subscription = self.get(subscription_id) if by_webhook else self._pull_wake(subscription_id)
+        wake = self._fenced(subscription, token, body)
+        acked = subscription.checked_acks(body.get("acks"), self.tail_of)
+        if body.get("done") is True:
+            return await self._end_wake(subscription, acked)
+        extended = msgspec.structs.replace(wake, lease_until_ms=self._lease_until(subscription))
+        await self._change(subscription, wake=extended, acked=acked)
+        return False
 
-        self._alone(subscription_id, action, reply)
+    def release(self, subscription_id: str, token: str, body: dict[str, object]) -> Pending[bool]:
+        """Give a wake back; the outcome is whether another one follows."""
+        return self._exclusively(subscription_id, partial(self._release, subscription_id, token, body))
 
-    def release(self, subscription_id: str, token: str, body: dict[str, object], reply: Reply) -> None:
-        def action(done: Reply) -> None:
-            subscription = self._pull_wake(subscription_id)
-            self._fenced(subscription, token, body)
-            self._end_wake(subscription, done, {})
-
-        self._alone(subscription_id, action, reply)
+    async def _release(self, subscription_id: str, token: str, body: dict[str, object]) -> bool:
+        subscription = self._pull_wake(subscription_id)
+        self._fenced(subscription, token, body)
+        return await self._end_wake(subscription, {})
 
     def delivered(self, subscription_id: str, wake_id: str, *, is_done: bool) -> None:
         """A webhook answered with success; `is_done` acknowledges all it was told of."""
+        work = partial(self._delivered, subscription_id, wake_id, is_done=is_done)
+        self._exclusively(subscription_id, work).when_settled(_log_failure)
 
-        def action(done: Reply) -> None:
-            subscription = self._state.by_id.get(subscription_id)
-            wake = subscription.wake if subscription is not None else None
-            if subscription is None or wake is None or wake.wake_id != wake_id:
-                done(None)
-            elif is_done:
-                told_wake, told = self._told.get(subscription_id, ("", {}))
-                acked = {
-                    path: tail
-                    for path, tail in (told if told_wake == wake_id else {}).items()
-                    if path in subscription.links and tail > subscription.links[path].acked
-                }
-                self._end_wake(subscription, done, acked)
-            elif subscription.retry_count:
-                self._change(subscription, done, wake=wake)
-            else:
-                done(None)
-
-        self._alone(subscription_id, action, _ignore)
+    async def _delivered(self, subscription_id: str, wake_id: str, *, is_done: bool) -> None:
+        subscription = self._waiting_for(subscription_id, wake_id)
+        if subscription is None:
+            return
+        if is_done:
+            told_wake, told = self._handed_out.get(subscription_id, ("", {}))
+            acked = {
+                path: tail
+                for path, tail in (told if told_wake == wake_id else {}).items()
+                if path in subscription.links and tail > subscription.links[path].acked
+            }
+            await self._end_wake(subscription, acked)
+        elif subscription.retry_count:
+            await self._change(subscription)
 
     def delivery_failed(self, subscription_id: str, wake_id: str, reason: str = "") -> None:
-        def action(done: Reply) -> None:
-            subscription = self._state.by_id.get(subscription_id)
-            wake = subscription.wake if subscription is not None else None
-            if subscription is None or wake is None or wake.wake_id != wake_id:
-                done(None)
-                return
-            low, high = RETRY_SECONDS
-            delay = min(low * 2**subscription.retry_count, high)
-            delay *= self._shard.clock.uniform(1 - RETRY_JITTER, 1 + RETRY_JITTER)
-            self._change(
-                subscription,
-                done,
-                wake=wake,
-                retry_count=min(subscription.retry_count + 1, 32),
-                next_attempt_ms=self._shard.clock.now_ms() + int(delay * 1000),
-                last_error=reason[:ERROR_BYTES_MAX],
-            )
+        work = partial(self._delivery_failed, subscription_id, wake_id, reason)
+        self._exclusively(subscription_id, work).when_settled(_log_failure)
 
-        self._alone(subscription_id, action, _ignore)
+    async def _delivery_failed(self, subscription_id: str, wake_id: str, reason: str) -> None:
+        subscription = self._waiting_for(subscription_id, wake_id)
+        if subscription is None:
+            return
+        low, high = RETRY_SECONDS
+        delay = min(low * 2**subscription.retry_count, high)
+        delay *= self._shard.clock.uniform(1 - RETRY_JITTER, 1 + RETRY_JITTER)
+        await self._change(
+            subscription,
+            retry_count=min(subscription.retry_count + 1, 32),
+            next_attempt_ms=self._shard.clock.now_ms() + int(delay * 1000),
+            last_error=reason[:ERROR_BYTES_MAX],
+        )
+
+    def _waiting_for(self, subscription_id: str, wake_id: str) -> Subscription | None:
+        """The subscription, if that wake is still out."""
+        subscription = self._state.by_id.get(subscription_id)
+        wake = subscription.wake if subscription is not None else None
+        return subscription if wake is not None and wake.wake_id == wake_id else None
 
     # -- what appends and time do ------------------------------------------------------------------------------
 
     def _committed(self, streams: Iterable[Stream]) -> None:
         if not self._state.by_id or self._is_paused:
             return
-        by_path, matched, new = self._state.by_path, self._matched, []
+        by_path, matching, new = self._state.by_path, self._matching, []
         for stream in streams:
             path = stream.key.v1_path
             if stream.deleted:
-                matched.discard(path)
+                matching.forget([path])
                 for subscription in by_path.get(path, ()):
                     subscription.pending.pop(path, None)
                 continue
@@ -465,70 +363,32 @@ class Wakes:
                 subscription.note(path, stream.tail)
                 if subscription.wake is None and subscription.pending and not subscription.is_deleted:
                     self._consider(subscription)
-            if stream.tail and path not in matched:
+            if stream.tail and not matching.is_matched(path):
                 new.append(path)
         if new and self._state.patterns:
-            self._match(new)
-
-    def _match(self, paths: Iterable[str]) -> None:
-        """Find out, soon, whose patterns these paths fit."""
-        self._unmatched.update(dict.fromkeys(paths))
-        if not self._is_matching:
-            self._is_matching = True
-            in_slices(self._matching(), self._all_matched)
-
-    def _all_matched(self, error: MillstreamError | None) -> None:
-        self._is_matching = False
-
-    def _matching(self) -> Iterator[None]:
-        patterns = self._state.patterns
-        while self._unmatched:
-            path = next(iter(self._unmatched))
-            version = patterns.version
-            names: set[str] = set()
-            for fitting in patterns.steps(path):
-                names = fitting
-                yield
-            if version != patterns.version:
-                continue  # the patterns changed half-way: once more
-            self._unmatched.pop(path, None)
-            if len(self._matched) >= MATCHED_PATHS_MAX:
-                self._matched.clear()
-            self._matched.add(path)
-            for name in names:
-                subscription = self._state.by_id.get(name)
-                if subscription and path not in subscription.links and path != subscription.config.wake_stream:
-                    self._found.setdefault(name, {})[path] = None
-                    self._consider(subscription)
+            matching.match(new)
 
     def _consider(self, subscription: Subscription) -> None:
         """Link what is new and wake the subscription if it is idle and has work."""
         if subscription.id not in self._considered:
             self._considered.add(subscription.id)
-            self._alone(subscription.id, partial(self._look_at, subscription.id), _ignore)
+            self._exclusively(subscription.id, partial(self._look_at, subscription.id)).when_settled(_log_failure)
 
-    def _look_at(self, subscription_id: str, done: Reply) -> None:
+    async def _look_at(self, subscription_id: str) -> None:
         self._considered.discard(subscription_id)
         subscription = self._state.by_id.get(subscription_id)
         if subscription is None or not subscription.is_complete or self._is_paused:
-            done(None)
             return
         linked = self._links_found(subscription)
         if subscription.wake is None and (linked or subscription.pending):
-            self._issue(subscription, done, linked=linked)
+            await self._issue(subscription, linked=linked)
         elif linked:
-            self._change(subscription, done, linked=linked)
-        else:
-            done(None)
+            await self._change(subscription, linked=linked)
 
     def _links_found(self, subscription: Subscription) -> Links:
         """The next streams to be linked by the pattern, as many as fit into a record and as there is room for."""
-        found = self._found.pop(subscription.id, {})
-        room = min(
-            self._shard.budget.subscription_bytes_left // LINK_BYTES,
-            self._settings.links_max - len(subscription.links),
-            self._settings.links_total_max - self._state.links,
-        )
+        found = self._matching.found.pop(subscription.id, {})
+        room = self._quotas.room(subscription)
         linked: Links = {}
         for path in list(islice(found, RECORD_LINKS_MAX)):
             del found[path]
@@ -537,51 +397,36 @@ class Wakes:
             if len(linked) < room:
                 linked[path] = ([GLOB], NOTHING_ACKED)
                 continue
-            self._matched.discard(path)  # its next append asks again
+            self._matching.forget([path])  # its next append asks again
             if not subscription.is_full:
                 subscription.is_full = True
                 logger.warning(
                     "subscription %s has as many streams as it may have: %s is left out", subscription.id, path
                 )
         if found:
-            self._found[subscription.id] = found
+            self._matching.found[subscription.id] = found
             self._consider(subscription)
         return linked
 
-    def _end_wake(self, subscription: Subscription, done: Reply, acked: dict[str, int]) -> None:
-        """Close the present wake; if work remains, the next one takes its place in the same record."""
-        self._told.pop(subscription.id, None)
+    async def _end_wake(self, subscription: Subscription, acked: dict[str, int]) -> bool:
+        """Close the present wake. If work remains, the next one takes its place in the same record; says whether."""
+        self._handed_out.pop(subscription.id, None)
         if any(tail > acked.get(path, NOTHING_ACKED) for path, tail in subscription.pending.items()):
-            self._issue(subscription, lambda error: done(error or True), acked=acked)
-        else:
-            self._change(subscription, lambda error: done(error or False), wake=None, acked=acked)
+            await self._issue(subscription, acked=acked)
+            return True
+        await self._change(subscription, wake=None, acked=acked)
+        return False
 
-    def _issue(
-        self,
-        subscription: Subscription,
-        done: Reply,
-        *,
-        linked: Links | None = None,
-        acked: dict[str, int] | None = None,
+    async def _issue(
+        self, subscription: Subscription, *, linked: Links | None = None, acked: dict[str, int] | None = None
     ) -> None:
-        wake = self._new_wake(subscription)
-
-        def issued(error: object) -> None:
-            if error is None and subscription.wake is not None:
-                if subscription.is_webhook:
-                    self._deliver(subscription, subscription.wake)
-                else:
-                    self._write_wake_event(subscription)
-            done(error)
-
-        self._change(
-            subscription,
-            issued,
-            wake=wake,
-            generation=subscription.generation + 1,
-            linked=linked or {},
-            acked=acked or {},
-        )
+        wake, generation = self._new_wake(subscription), subscription.generation + 1
+        await self._change(subscription, wake=wake, generation=generation, linked=linked, acked=acked)
+        if subscription.wake is not None:
+            if subscription.is_webhook:
+                self._deliver(subscription, subscription.wake)
+            else:
+                self._write_wake_event(subscription)
 
     def _new_wake(self, subscription: Subscription, *, holder: str | None = None) -> Wake:
         return Wake(
@@ -611,7 +456,8 @@ class Wakes:
             if isinstance(outcome, MillstreamError):
                 logger.warning("subscription %s: the wake could not be written: %s", subscription.id, outcome)
 
-        self._shard.append(AppendMessages(key, stream.content_type, msgspec.json.encode(event)), written)
+        append = AppendMessages(key, stream.content_type, msgspec.json.encode(event))
+        self._shard.append(append).when_settled(written)
 
     def _arm(self, subscription: Subscription) -> None:
         """Set the subscription's timer to whatever comes next: a retry, or the end of the lease."""
@@ -628,49 +474,34 @@ class Wakes:
 
     def _due(self, subscription_id: str) -> None:
         self._timers.pop(subscription_id, None)
+        self._exclusively(subscription_id, partial(self._end_lease_or_retry, subscription_id)).when_settled(
+            _log_failure
+        )
 
-        def action(done: Reply) -> None:
-            subscription = self._state.by_id.get(subscription_id)
-            wake = subscription.wake if subscription is not None else None
-            now_ms = self._shard.clock.now_ms()
-            if subscription is None or wake is None:
-                done(None)
-            elif subscription.next_attempt_ms is not None:
-                if now_ms < subscription.next_attempt_ms:
-                    self._arm(subscription)
-                    done(None)
-                    return
-                renewed = msgspec.structs.replace(wake, lease_until_ms=self._lease_until(subscription))
-                retry = partial(self._retry, subscription, renewed, done)
-                self._change(
-                    subscription,
-                    retry,
-                    wake=renewed,
-                    retry_count=subscription.retry_count,
-                    last_error=subscription.last_error,
-                )
-            elif wake.lease_until_ms and now_ms >= wake.lease_until_ms:
-                self._end_wake(subscription, done, {})
-            else:
-                self._arm(subscription)
-                done(None)
-
-        self._alone(subscription_id, action, _ignore)
-
-    def _retry(self, subscription: Subscription, wake: Wake, done: Reply, error: object) -> None:
-        if error is None:
-            self._deliver(subscription, wake)
-        done(error)
+    async def _end_lease_or_retry(self, subscription_id: str) -> None:
+        subscription = self._state.by_id.get(subscription_id)
+        wake = subscription.wake if subscription is not None else None
+        now_ms = self._shard.clock.now_ms()
+        if subscription is None or wake is None:
+            return
+        if subscription.next_attempt_ms is not None and now_ms >= subscription.next_attempt_ms:
+            renewed = msgspec.structs.replace(wake, lease_until_ms=self._lease_until(subscription))
+            retries, error = subscription.retry_count, subscription.last_error
+            await self._change(subscription, wake=renewed, retry_count=retries, last_error=error)
+            self._deliver(subscription, renewed)
+        elif subscription.next_attempt_ms is None and wake.lease_until_ms and now_ms >= wake.lease_until_ms:
+            await self._end_wake(subscription, {})
+        else:
+            self._arm(subscription)
 
     # -- small parts -----------------------------------------------------------------------------------------
 
-    def _alone(self, subscription_id: str, action: Callable[[Reply], None], reply: Reply) -> None:
-        self._shard.alone(("subscription", subscription_id), action, reply)
+    def _exclusively(self, subscription_id: str, work: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
+        return self._shard.exclusively(("subscription", subscription_id), lambda: self._shard.background.run(work()))
 
-    def _change(
+    async def _change(
         self,
         subscription: Subscription,
-        done: Reply,
         *,
         wake: Wake | msgspec.UnsetType | None = msgspec.UNSET,
         generation: int | None = None,
@@ -682,6 +513,7 @@ class Wakes:
         completes: bool = False,
         last_error: str | None = None,
     ) -> None:
+        """Put a change of a subscription into the log, and follow it up once it is true."""
         record = SubscriptionChanged(
             subscription.id,
             self._shard.clock.now_ms(),
@@ -695,17 +527,12 @@ class Wakes:
             completes,
             last_error,
         )
-
-        def applied(error: object) -> None:
-            if error is None:
-                for path in [*(linked or ()), *(acked or ())]:
-                    if path in subscription.links:
-                        subscription.note(path, self.tail_of(path))
-                self._matched.difference_update(unlinked or ())
-                self._arm(subscription)
-            done(error)
-
-        self._shard.submit(record, applied)
+        await self._shard.committer.commit(record)
+        for path in [*(linked or ()), *(acked or ())]:
+            if path in subscription.links:
+                subscription.note(path, self.tail_of(path))
+        self._matching.forget(unlinked or ())
+        self._arm(subscription)
 
     def _pull_wake(self, subscription_id: str) -> Subscription:
         subscription = self.get(subscription_id)
@@ -746,7 +573,7 @@ class Wakes:
     def hand_out(self, subscription: Subscription, wake: Wake) -> list[dict[str, object]]:
         """The streams that a wake tells of: some of those with work, and the next time others."""
         page = dict(islice(subscription.pending.items(), self._settings.page_streams_max))
-        self._told[subscription.id] = (wake.wake_id, page)
+        self._handed_out[subscription.id] = (wake.wake_id, page)
         for path in page:
             subscription.pending[path] = subscription.pending.pop(path)
         return [
@@ -754,8 +581,8 @@ class Wakes:
             for path, tail in page.items()
         ]
 
-    def link_infos(self, subscription: Subscription, after: str, limit: int, reply: Reply) -> None:
-        """The reply gets a page of all links, by path."""
+    async def link_infos(self, subscription: Subscription, after: str, limit: int) -> list[dict[str, object]]:
+        """A page of all links, by path."""
         page: list[str] = []
 
         def sort() -> Iterator[None]:
@@ -765,10 +592,8 @@ class Wakes:
                 page[:] = heapq.nsmallest(limit, chain(page, some))
                 yield
 
-        def sorted_(error: MillstreamError | None) -> None:
-            reply([self._link_info(subscription, path) for path in page if path in subscription.links])
-
-        in_slices(sort(), sorted_)
+        await in_slices(sort())
+        return [self._link_info(subscription, path) for path in page if path in subscription.links]
 
     @staticmethod
     def _link_info(subscription: Subscription, path: str) -> dict[str, object]:
@@ -780,10 +605,6 @@ def _links(packed: Iterable[tuple[str, int]]) -> Links:
     return {path: (_TYPES[value & (BY_PATTERN | BY_NAME)], value >> 2) for path, value in packed}
 
 
-def _invalid(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="INVALID_REQUEST")
-
-
-def _ignore(outcome: object) -> None:
+def _log_failure(outcome: object) -> None:
     if isinstance(outcome, MillstreamError):
         logger.warning("a subscription could not be updated: %s", outcome)

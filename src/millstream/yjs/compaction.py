@@ -219,24 +219,9 @@ class Compactor:
             logger.warning("document %s has %d more malformed updates", stream.key, more)
 
     async def _publish(self, stream: Stream, offset: int, upload: Upload) -> None:
-        published: asyncio.Future[Stream | MillstreamError] = asyncio.get_running_loop().create_future()
-
-        def finished(outcome: Stream | MillstreamError) -> None:
-            if not published.done():
-                published.set_result(outcome)
-
-        self._shard.publish_snapshot(
-            stream.key,
-            offset,
-            OCTET_STREAM,
-            upload,
-            finished,
-            trims=False,
-            incarnation=stream.incarnation,
+        await self._shard.publish_snapshot(
+            stream.key, offset, OCTET_STREAM, upload, trims=False, incarnation=stream.incarnation
         )
-        outcome = await published
-        if isinstance(outcome, MillstreamError):
-            raise outcome
 
     async def _trim(self, stream: Stream, snapshot_offset: int) -> None:
         """Give up the history that is older than it need be; never what no snapshot stands for."""
@@ -245,7 +230,7 @@ class Compactor:
         oldest_ms = self._shard.expiry_clock.now_ms() - int(self.limits.retention_seconds * 1000)
         boundary = self._shard.reader.oldest_since(stream, oldest_ms, snapshot_offset)
         if boundary > stream.earliest:
-            self._shard.trim(stream, boundary, lambda outcome: None)
+            self._shard.trim(stream, boundary)
 
 
 def _covered(stream: Stream) -> int:

@@ -256,7 +256,7 @@ def test_compactions_and_trims_reach_the_follower_and_the_next_leader_does_not_r
             assert both.follower.shard.machine.replaced == []
             assert await both.follower.messages("b/s") == [b"message %d" % number for number in range(6)]
             stream = both.leader.shard.get(key_of("b/s"))
-            both.leader.shard.trim(stream, len(b"message 0") * 2, lambda outcome: None)
+            both.leader.shard.trim(stream, len(b"message 0") * 2)
             await both.leader.append("b/s", b"last")
             await both.leader.checkpoint()
             await both.replicate()

@@ -19,6 +19,7 @@ from millstream.errors import (
     Unavailable,
 )
 from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
+from millstream.pending import Pending
 from millstream.protocol.producers import ProducerClaim
 from millstream.shard.committer import BATCH_RECORDS_MAX, Batch, Committer
 from millstream.streams.records import Appended, decode_batch
@@ -74,13 +75,22 @@ class Bed:
     @staticmethod
     def _note(into: list[int]) -> Any:
         def note(batch: Batch) -> None:
-            into.extend(position for record, position, _, _ in batch.entries if record is not None)
+            into.extend(position for record, position, _ in batch.entries if record is not None)
 
         return note
 
     def submit(self, name: str, messages: int = 1, size: int = 1) -> int:
         record = Appended(1, 0, 0, [b"x" * size] * messages)
-        return self.committer.submit(record, self.answers.append, name)
+        return self.committer.submit(record, self.answered(name))
+
+    def answered(self, name: str) -> Pending[str]:
+        """One whose outcome is noted as an answer."""
+        pending = Pending(name)
+        pending.when_settled(self.answers.append)
+        return pending
+
+    def after_durable(self, name: str) -> None:
+        self.committer.after_durable(name).when_settled(self.answers.append)
 
 
 def test_a_record_is_answered_only_after_it_is_stored_and_applied() -> None:
@@ -129,9 +139,14 @@ def test_a_log_that_answers_at_once_leaves_what_its_answer_brings_to_the_next_tu
         def answer(left: int) -> None:
             answered_in.append(turns_begun)
             if left:
-                bed.committer.submit(Appended(1, 0, 0, [b"x"]), answer, left - 1)
+                submit(left - 1)
 
-        bed.committer.submit(Appended(1, 0, 0, [b"x"]), answer, 5)
+        def submit(left: int) -> None:
+            pending = Pending(left)
+            pending.when_settled(answer)  # type: ignore[arg-type]
+            bed.committer.submit(Appended(1, 0, 0, [b"x"]), pending)
+
+        submit(5)
         for _ in range(20):
             turns_begun += 1
             await asyncio.sleep(0)
@@ -211,12 +226,12 @@ def test_a_batch_is_closed_before_it_grows_beyond_its_limit() -> None:
 def test_a_refusal_waits_for_the_records_in_flight_before_it() -> None:
     async def main() -> None:
         bed = Bed()
-        bed.committer.settle(bed.answers.append, "at once")
+        bed.after_durable("at once")
         assert bed.answers == ["at once"]
         bed.submit("a")
-        bed.committer.settle(bed.answers.append, "refused on a")
+        bed.after_durable("refused on a")
         await turns()
-        bed.committer.settle(bed.answers.append, "also on a")
+        bed.after_durable("also on a")
         await turns()
         assert bed.answers == ["at once"]
         bed.log.answer()
@@ -233,7 +248,7 @@ def test_a_failed_batch_takes_everything_checked_on_top_of_it_with_it() -> None:
         first = bed.submit("a")
         await turns()
         bed.submit("b")
-        bed.committer.settle(bed.answers.append, "refused on b")
+        bed.after_durable("refused on b")
         error = Unavailable("full")
         bed.log.answer(error)
         await turns()
@@ -260,7 +275,7 @@ def test_after_an_unknown_outcome_nothing_more_is_accepted() -> None:
         assert bed.answers == [error]
         with pytest.raises(OutcomeUnknown):
             bed.submit("b")
-        bed.committer.settle(bed.answers.append, "reads go on")
+        bed.after_durable("reads go on")
         assert bed.answers[-1] == "reads go on"
         await bed.committer.drain()
 
@@ -274,7 +289,7 @@ def test_an_answer_that_fails_does_not_keep_the_others_from_theirs(caplog: pytes
         def broken(outcome: object) -> None:
             raise RuntimeError("the connection is gone")
 
-        bed.committer.submit(Appended(1, 0, 0, [b"x"]), broken)
+        bed.committer.commit(Appended(1, 0, 0, [b"x"])).when_settled(broken)
         bed.submit("b")
         await turns()
         bed.log.answer()
@@ -291,7 +306,7 @@ def test_what_an_answer_submits_goes_out_too() -> None:
         def follow_up(outcome: object) -> None:
             bed.submit("follow-up")
 
-        bed.committer.submit(Appended(1, 0, 0, [b"x"]), follow_up)
+        bed.committer.commit(Appended(1, 0, 0, [b"x"])).when_settled(follow_up)
         await turns()
         bed.log.answer()
         await turns()
@@ -311,9 +326,9 @@ def test_a_pipeline_of_appends_is_checked_against_those_in_flight(tmp_path: Path
             answers: list[Any] = []
             for number, seq in enumerate((0, 1, 1, 3, 2)):
                 claim = ProducerClaim("p", 0, seq)
-                driver.shard.append(append("s", b"%d" % number, producer=claim), answers.append)
-            driver.shard.append(append("s", b"end", close=True), answers.append)
-            driver.shard.append(append("s", b"late"), answers.append)
+                driver.shard.append(append("s", b"%d" % number, producer=claim)).when_settled(answers.append)
+            driver.shard.append(append("s", b"end", close=True)).when_settled(answers.append)
+            driver.shard.append(append("s", b"late")).when_settled(answers.append)
             # Even what could be refused at once rests on appends a crash could still take back.
             assert answers == []
             await driver.shard.committer.drain()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import Corrupt, MillstreamError, NotLeader, ReadOnly, Unavailable
+from millstream.errors import Corrupt, NotLeader, ReadOnly, Unavailable
 from millstream.shard.ownership import StoreRefused, take_over
 from millstream.shard.restore import find_manifests, live_segments
 from millstream.streams.records import AnyRecord, LeaderStarted, StoreClaimed
@@ -250,23 +250,22 @@ def test_a_flush_that_is_due_while_a_node_begins_to_lead_does_not_claim_the_stor
         async with started(tmp_path, clock) as driver:
             await written(driver, "one")
             shard = driver.shard
-            submit, announced = shard.committer.submit_and_wait, asyncio.Event()
+            commit, announced = shard.committer.commit, asyncio.Event()
 
-            async def with_a_flush_behind_the_fence(record: AnyRecord) -> MillstreamError | None:
+            async def with_a_flush_behind_the_fence(record: AnyRecord) -> None:
                 if isinstance(record, StoreClaimed):
                     announced.set()
-                error = await submit(record)
+                await commit(record)
                 if isinstance(record, LeaderStarted):
                     flush = asyncio.ensure_future(shard.flusher.flush())
                     claim = asyncio.ensure_future(announced.wait())
                     await asyncio.wait([flush, claim], return_when=asyncio.FIRST_COMPLETED)
                     waiting.extend([flush, claim])
-                return error
 
             waiting: list[asyncio.Future[Any]] = []
             await driver.append("owned/one", b"more")
             await resigned(driver)
-            shard.committer.submit_and_wait = with_a_flush_behind_the_fence  # type: ignore[method-assign]
+            shard.committer.commit = with_a_flush_behind_the_fence  # type: ignore[method-assign, assignment]
             await shard.lead(LeaderStarted(1, 1, clock.now_ms()), claims_later=True)
             await asyncio.gather(*waiting, return_exceptions=True)
             await driver.checkpoint()
@@ -293,7 +292,7 @@ def test_an_answer_of_the_store_that_comes_after_the_shard_was_handed_over_count
                 if method == "put":
                     await resigned(driver)
                     await driver.shard.lead(claims_later=True)
-                    (late,) = driver.shard._errands
+                    (late,) = driver.shard.background._running
                 else:
                     late = asyncio.ensure_future(ownership.check())
                 await held.reached.wait()

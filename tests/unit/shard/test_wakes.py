@@ -17,12 +17,12 @@ import pytest
 from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound, Unauthorized
 from millstream.protocol.offsets import format_offset
 from millstream.shard.shard import Shard
+from millstream.shard.subscription_quotas import SubscriptionSettings
 from millstream.shard.wakes import (
     RECORD_LINKS_MAX,
     RETRY_JITTER,
     RETRY_SECONDS,
     TOKEN_LIFETIME_MS,
-    SubscriptionSettings,
     Wakes,
 )
 from millstream.streams.records import AnyRecord, SubscriptionCreated, Wake, encode_record
@@ -727,12 +727,12 @@ def test_a_subscription_that_a_crash_left_half_linked_is_gone_after_the_restart(
         async with subscriptions(tmp_path, clock) as wakes:
             config = parse_config({"type": "webhook", "webhook": {"url": URL}, "pattern": "events/*"})
             half = SubscriptionCreated("sub", clock.ms, BASE, config, {"events/a": (["glob"], 0)}, complete=False)
-            await wakes.ask(lambda reply: wakes.driver.shard.submit(half, reply))
+            await wakes.driver.shard.committer.commit(half)
             with pytest.raises(NotFound):
                 wakes.sub()
             # Whoever asks again in the meantime makes it anew.
             assert (await wakes.webhook())[1] is True
-            await wakes.ask(lambda reply: wakes.driver.shard.submit(half, reply))
+            await wakes.driver.shard.committer.commit(half)
         async with subscriptions(tmp_path, clock) as wakes:
             assert wakes.driver.shard.machine.subscriptions.by_id == {}
             assert wakes.driver.shard.machine.subscriptions.by_path == {}

@@ -6,33 +6,29 @@ from typing import Final
 
 import msgspec
 
-from millstream.errors import InvalidRequest, MillstreamError
-from millstream.server.http.error_map import error_response
-from millstream.server.http.messages import Request, Response, parse_query
+from millstream.errors import InvalidRequest
+from millstream.server.api.responses import JSON_FIELDS, as_json, no_content
+from millstream.server.http.messages import Answer, Request, Response, parse_query
 from millstream.shard.shard import Shard
 from millstream.streams.state import Stream
 
 PAGE_STREAMS_MAX: Final = 1000
-_JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 
 class BucketApi:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    def create(self, request: Request, bucket: str) -> None:
-        def created(outcome: object) -> None:
-            if isinstance(outcome, MillstreamError):
-                request.reply(error_response(outcome))
-                return
+    def create(self, request: Request, bucket: str) -> Answer:
+        def created(_: None) -> Response:
             location = b"location: %b/%b\r\n" % (request.base_url.encode(), bucket.encode())
-            request.reply(Response(201, location + _JSON, self._description(bucket)))
+            return Response(201, location + JSON_FIELDS, self._description(bucket))
 
-        self._shard.create_bucket(bucket, created)
+        return self._shard.create_bucket(bucket).then(created)
 
-    def get(self, request: Request, bucket: str) -> None:
+    def get(self, request: Request, bucket: str) -> Answer:
         self._shard.namespace.bucket(bucket)
-        request.reply(Response(200, _JSON, self._description(bucket)))
+        return Response(200, JSON_FIELDS, self._description(bucket))
 
     def _description(self, name: str) -> bytes:
         bucket = self._shard.namespace.bucket(name)
@@ -40,15 +36,10 @@ class BucketApi:
             {"bucket_id": name, "streams": bucket.streams, "created_at_ms": bucket.created_at_ms}
         )
 
-    def delete(self, request: Request, bucket: str) -> None:
-        self._shard.delete_bucket(
-            bucket,
-            lambda outcome: request.reply(
-                error_response(outcome) if isinstance(outcome, MillstreamError) else Response(204)
-            ),
-        )
+    def delete(self, request: Request, bucket: str) -> Answer:
+        return self._shard.delete_bucket(bucket).then(no_content)
 
-    def list_streams(self, request: Request, bucket: str) -> None:
+    def list_streams(self, request: Request, bucket: str) -> Answer:
         query = parse_query(request.query)
         prefix, after = query.get("prefix", ""), query.get("after", "")
         limit = _limit(query.get("limit"))
@@ -62,7 +53,7 @@ class BucketApi:
             "next_cursor": page.streams[-1].key.stream if page.streams else None,
             "has_more": page.has_more,
         }
-        request.reply(Response(200, _JSON, msgspec.json.encode(body)))
+        return as_json(body)
 
 
 def _describe(stream: Stream) -> dict[str, object]:

@@ -9,14 +9,16 @@ A segment has streams of the whole bucket in it, so all of this needs `read` on 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
 from millstream.errors import InvalidRequest, PayloadTooLarge
+from millstream.server.api.background import in_background
 from millstream.server.api.feed_api import SHARD, position_of
-from millstream.server.api.later import reply_later
-from millstream.server.http.messages import Request, Response, parse_query
+from millstream.server.api.responses import as_json
+from millstream.server.http.messages import Answer, Request, Response, parse_query
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
@@ -25,8 +27,6 @@ INCARNATIONS_MAX: Final = 100_000
 POSITION_MAX: Final = 2**63 - 1
 # Names of credentials; everything else about the store may be told to whoever may read the bucket.
 SECRET_OPTIONS: Final = ("access_key_id", "secret_access_key", "session_token", "service_account", "account_key")
-
-_JSON: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 
 class _Question(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,11 +50,11 @@ class ColdApi:
             "options": {name: value for name, value in store.options.items() if value and name not in SECRET_OPTIONS},
         }
 
-    def describe(self, request: Request, bucket: str) -> None:
+    def describe(self, request: Request, bucket: str) -> Answer:
         after = parse_query(request.query).get("after")
         position = position_of(after) if after else -1
         self._shard.namespace.bucket(bucket)
-        reply_later(request, self._segments(bucket, position), lambda found: self._description(bucket, found))
+        return in_background(self._segments(bucket, position)).then(partial(self._description, bucket))
 
     async def _segments(self, bucket: str, after: int) -> _Segments:
         position, segments = await asyncio.to_thread(self._shard.cold_segments, bucket, after)
@@ -76,11 +76,11 @@ class ColdApi:
                 }
             ],
         }
-        return Response(200, _JSON, msgspec.json.encode(body))
+        return as_json(body)
 
-    def describe_all(self, request: Request) -> None:
+    def describe_all(self, request: Request) -> Answer:
         """The same for the whole server, for the jobs that tend the store: no segments, manifests have them all."""
-        request.reply(Response(200, _JSON, msgspec.json.encode(self.overview())))
+        return as_json(self.overview())
 
     def overview(self) -> dict[str, Any]:
         return {
@@ -90,7 +90,7 @@ class ColdApi:
             "buckets": sorted(self._shard.namespace.buckets),
         }
 
-    def ask_alive(self, request: Request, bucket: str) -> None:
+    def ask_alive(self, request: Request, bucket: str) -> Answer:
         self._shard.namespace.bucket(bucket)
         try:
             question = _QUESTION.decode(request.body)
@@ -105,7 +105,5 @@ class ColdApi:
                 f"{len(question.incarnations)} incarnations are too many at once", hint=f"ask for {INCARNATIONS_MAX:,}"
             )
 
-        def answer(alive: list[tuple[int, int]]) -> Response:
-            return Response(200, _JSON, msgspec.json.encode({"alive": alive}))
-
-        reply_later(request, self._shard.alive(bucket, question.incarnations), answer)
+        alive = in_background(self._shard.alive(bucket, question.incarnations))
+        return alive.then(lambda found: as_json({"alive": found}))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from millstream.errors import InvalidRequest
-from millstream.server.api.later import reply_later
-from millstream.server.http.messages import Request, Response
-from millstream.shard.compaction import Compacted, Proposal
+from millstream.server.api.background import in_background
+from millstream.server.api.responses import as_json
+from millstream.server.http.messages import Answer, Request
+from millstream.shard.compaction import Proposal
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentRef
 from millstream.tiers.cold import bucket_of_path
@@ -53,7 +54,7 @@ class CompactionApi:
     def __init__(self, shard: Shard) -> None:
         self._compaction = shard.compaction
 
-    def commit(self, request: Request) -> None:
+    def commit(self, request: Request) -> Answer:
         try:
             body = msgspec.json.decode(request.body, type=ProposalBody)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -61,9 +62,5 @@ class CompactionApi:
                 f"the proposal cannot be read: {error}", code="invalid_compaction", hint="see docs/api.md"
             ) from None
         segments = [SegmentRef(*msgspec.structs.astuple(segment)) for segment in body.segments]
-        reply_later(request, self._compaction.commit(Proposal(body.replace, segments)), _render)
-
-
-def _render(compacted: Compacted) -> Response:
-    fields = b"content-type: application/json\r\ncache-control: no-store\r\n"
-    return Response(200, fields, msgspec.json.encode(compacted._asdict()))
+        committed = in_background(self._compaction.commit(Proposal(body.replace, segments)))
+        return committed.then(lambda compacted: as_json(compacted._asdict()))

@@ -50,19 +50,17 @@ class Console:
         self._files = {ROOT + file.name.encode(): _read(file) for file in _packaged()}
         self._files[ROOT] = self._files[ROOT + b"index.html"]
 
-    def serve(self, request: Request) -> None:
+    def serve(self, request: Request) -> Response:
         """Answer a GET or HEAD of `/`, `/console` or anything below it."""
         request.is_open = True
         if request.path == b"/console" or (request.path == b"/" and _is_browser(request)):
-            request.reply(_TO_CONSOLE)
-            return
+            return _TO_CONSOLE
         file = self._files.get(request.path)
         if file is None:
             raise NotFound("there is nothing at this path", code="not_found", hint="the console is at /console/")
         if request.headers.get(b"if-none-match") == file.etag:
-            request.reply(Response(304, file.fields))
-        else:
-            request.reply(Response(200, file.fields, file.content))
+            return Response(304, file.fields)
+        return Response(200, file.fields, file.content)
 
 
 def open_console(config: Config, *, is_mounted: bool = False) -> Console | None:

@@ -41,11 +41,11 @@ class Examples:
         """Where each example begins."""
         return [path.decode().removesuffix("index.html") for path in self._pages if path.endswith(b"/index.html")]
 
-    def serve(self, request: Request) -> None:
+    def serve(self, request: Request) -> Response:
         path = request.path + b"index.html" if request.path.endswith(b"/") else request.path
         page = self._pages.get(path)
         if page is None or request.method not in ("GET", "HEAD"):
             raise NotFound("there is no such example", code="not_found", hint=f"there are {', '.join(self.paths)}")
         fields = b"content-type: %b\r\ncache-control: no-cache\r\n" % page.content_type.encode()
         request.is_open = True
-        request.reply(Response(200, fields, page.content))
+        return Response(200, fields, page.content)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,9 +18,9 @@ from millstream.errors import InvalidRequest, OffsetTrimmed
 from millstream.protocol.content_types import is_json, is_text
 from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import encode_event
-from millstream.server.api.later import reply_later
+from millstream.server.api.background import in_background
 from millstream.server.api.live import Follower, LiveReaders, LongPoll
-from millstream.server.http.messages import Request, Response, parse_query
+from millstream.server.http.messages import Answer, Request, Response, parse_query
 from millstream.shard.feed import FeedItem, FeedPage
 from millstream.shard.listeners import bucket_topic
 from millstream.shard.shard import Shard
@@ -45,7 +46,7 @@ class FeedApi:
         self._shard = shard
         self._readers = readers
 
-    def read(self, request: Request, bucket: str) -> None:
+    def read(self, request: Request, bucket: str) -> Answer:
         query = parse_query(request.query)
         live = query.get("live")
         if live not in (None, "long-poll", "sse"):
@@ -64,23 +65,20 @@ class FeedApi:
         if live == "sse":
             follower = FeedFollower(self._readers, self._shard, bucket, after, prefix)
             fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
-            request.reply(Response(200, fields, follower))
-            return
+            return Response(200, fields, follower)
 
-        def answer() -> None:
+        def answer(_: None = None) -> Answer:
             if feed.is_hot(after):
-                request.reply(self._page(request, bucket, feed.read(bucket, after, prefix, bytes_max)))
-            else:
-                work = feed.read_cold(bucket, after, prefix, bytes_max)
-                reply_later(request, work, lambda page: self._page(request, bucket, page))
+                return self._page(request, bucket, feed.read(bucket, after, prefix, bytes_max))
+            reading = in_background(feed.read_cold(bucket, after, prefix, bytes_max))
+            return reading.then(partial(self._page, request, bucket))
 
         def is_ready() -> bool:
             return not feed.is_hot(after) or bool(feed.read(bucket, after, prefix, 1).items)
 
         if live == "long-poll" and not is_ready():
-            request.on_disconnect = LongPoll(self._readers, bucket_topic(bucket), is_ready, answer).cancel
-        else:
-            answer()
+            return LongPoll(self._readers, bucket_topic(bucket), is_ready).over.then(answer)
+        return answer()
 
     def _after(self, token: str | None) -> int:
         if token is None or token == "":

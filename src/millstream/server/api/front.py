@@ -1,30 +1,86 @@
-"""The front of an application: what happens to requests before and after the handlers, whichever shard they are for.
+"""The front: what every request passes, whatever stands behind it.
 
-Adapters talk to a `Front`; `Application` is one over a single shard, `ClusterApplication` one over several.
+It routes a request, lets the gate judge it, has it answered, and looks at the answer as it goes out: policies word and
+mark it, then it is counted, timed and logged. What is about a node itself is answered by the node's own handlers;
+everything about streams goes to a `Backend`: the handlers over one shard, or a cluster's choice among several.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 from millstream.clock import monotonic_seconds
-from millstream.errors import MillstreamError
+from millstream.errors import InvalidRequest, MillstreamError, NotFound
 from millstream.server.api.console_pages import Console
-from millstream.server.api.examples import Examples
-from millstream.server.api.gate import FindTarget, Gate
+from millstream.server.api.examples import EXAMPLES_ROOT, Examples
+from millstream.server.api.gate import Gate
 from millstream.server.api.health_api import HealthApi
+from millstream.server.api.responses import method_not_allowed
+from millstream.server.api.routes import OPERATIONS, Kind, Route, route_of
 from millstream.server.http.access_log import log_access
 from millstream.server.http.application import LiveReads
-from millstream.server.http.error_map import error_response, yjs_error
+from millstream.server.http.error_map import defect_response, error_response, yjs_error
 from millstream.server.http.limits import ReadLimits
-from millstream.server.http.messages import Request, Response, Upload
+from millstream.server.http.messages import Answer, Request, Response, Upload
 from millstream.server.http.metrics import Metrics
 from millstream.yjs.names import YJS_ROOT
 
+Policy = Callable[[Request, Response], Response]
+"""Makes of an answer what is sent instead."""
 
-class Front(ABC):
-    def __init__(self, find_target: FindTarget, metrics: Metrics, health: HealthApi) -> None:
-        self._find_target = find_target
+NodeHandlers = Mapping[Kind, Mapping[str, Callable[[Request], Answer]]]
+"""What a node answers itself, by kind of resource and method."""
+
+_STREAM: Final = Kind.STREAM
+_STREAM_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
+_PREFLIGHT: Final = Response(
+    204,
+    b"access-control-allow-methods: GET, HEAD, PUT, POST, DELETE, OPTIONS\r\n"
+    b"access-control-allow-headers: content-type, authorization, if-match, if-none-match, last-event-id, stream-seq,"
+    b" stream-ttl, stream-expires-at, stream-closed, producer-id, producer-epoch, producer-seq, stream-forked-from,"
+    b" stream-fork-offset, stream-fork-sub-offset\r\n"
+    b"access-control-max-age: 86400\r\n",
+)
+
+
+class Backend(Protocol):
+    """Whoever answers requests about streams."""
+
+    @property
+    def live_reads(self) -> LiveReads: ...
+
+    @property
+    def methods(self) -> dict[Kind, list[str]]:
+        """Every kind of resource there is, with the methods that are handled there."""
+        ...
+
+    def set_read_limits(self, limits: ReadLimits) -> None:
+        """Apply limits to reads and snapshots that begin from now on."""
+        ...
+
+    def begin_upload(self) -> tuple[Upload, int]:
+        """Where the body of a snapshot goes while it arrives, and how large it may be."""
+        ...
+
+    def handle(self, request: Request, route: Route) -> Answer:
+        """Answer a request; what is refused at once is raised."""
+        ...
+
+
+class Front:
+    def __init__(
+        self,
+        backend: Backend,
+        node_handlers: NodeHandlers,
+        metrics: Metrics,
+        health: HealthApi,
+        policies: tuple[Policy, ...] = (),
+    ) -> None:
+        self._backend = backend
+        self._node_handlers = node_handlers
+        self._policies: tuple[Policy, ...] = (worded_for_yjs, self._for_its_holder, *policies)
+        self._series = {method: metrics.series(method, Kind.STREAM) for method in _STREAM_METHODS}
         self.metrics = metrics
         self.health = health
         self.supervisor = health.supervisor
@@ -34,32 +90,19 @@ class Front(ABC):
         self.console: Console | None = None
 
     @property
-    @abstractmethod
-    def live_reads(self) -> LiveReads: ...
+    def live_reads(self) -> LiveReads:
+        return self._backend.live_reads
 
-    @abstractmethod
+    @property
+    def routes(self) -> dict[Kind, list[str]]:
+        """Every kind of resource there is, with the methods that are handled there."""
+        return {**self._backend.methods, **{kind: list(found) for kind, found in self._node_handlers.items()}}
+
     def set_read_limits(self, limits: ReadLimits) -> None:
         """Apply limits to reads and snapshots that begin from now on."""
+        self._backend.set_read_limits(limits)
 
-    @abstractmethod
-    def handle(self, request: Request) -> None:
-        """Answer a request, now or later, whatever happens."""
-
-    @abstractmethod
-    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
-        """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
-
-    @staticmethod
-    def worded(target: bytes, refusal: Response) -> Response:
-        """A refusal that an adapter gives by itself, in the words of the protocol that its target belongs to."""
-        return yjs_error(refusal) if target.startswith(YJS_ROOT) else refusal
-
-    def shows_console(self, request: Request, kind: str) -> bool:
-        """Answer what is the console's; for any other method its name is only reserved."""
-        if kind != "console" or self.console is None or request.method not in ("GET", "HEAD"):
-            return False
-        self.console.serve(request)
-        return True
+    # -- down: a request comes in --------------------------------------------------------------------------------
 
     @property
     def judges_heads(self) -> bool:
@@ -69,15 +112,62 @@ class Front(ABC):
         """The answer to a request whose body need not be awaited, since it would be refused."""
         if self.gate is not None:
             try:
-                self.gate.check_head(request, self._find_target)
+                self.gate.check_head(request, route_of(request.path))
             except MillstreamError as error:
-                return self.gate.answer_to(request, error_response(error))
+                return self._for_its_holder(request, error_response(error))
         return None
 
-    def answered(self, request: Request, response: Response) -> Response:
-        """Called by the adapters with every answer as it goes out, whoever gave it; returns what is to be sent."""
-        if self.gate is not None:
-            response = self.gate.answer_to(request, response)
+    def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
+        """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
+        if method == "PUT" and route_of(target.partition(b"?")[0]).kind is Kind.SNAPSHOT:
+            return self._backend.begin_upload()
+        return None, body_bytes_max
+
+    def handle(self, request: Request) -> Answer:
+        """Answer a request, now or later, whatever happens."""
+        session = None
+        answer: Answer
+        try:
+            if self.examples is not None and request.path.startswith(EXAMPLES_ROOT):
+                return self.examples.serve(request)
+            route = route_of(request.path)
+            if self.gate is not None:
+                session = self.gate.admit(request, route)
+            if route.kind is _STREAM and (series := self._series.get(request.method)) is not None:
+                request.series = series
+                answer = self._backend.handle(request, route)
+            else:
+                answer = self._handle_other(request, route)
+        except MillstreamError as error:
+            answer = _refused(request, error_response(error))
+        except Exception:  # a defect is the misfortune of one request, not of its connection or the server
+            answer = _refused(request, defect_response(request))
+        return answer if session is None else session.watch(answer)
+
+    def _handle_other(self, request: Request, route: Route) -> Answer:
+        kind, method = route.kind, request.method
+        if route.error is not None:
+            raise route.error
+        request.series = self.metrics.series(method, kind)
+        if method == "OPTIONS":
+            return _PREFLIGHT
+        if kind is Kind.CONSOLE and self.console is not None and method in ("GET", "HEAD"):
+            return self.console.serve(request)
+        if kind in (Kind.RESERVED, Kind.CONSOLE) or (kind in OPERATIONS and method == "PUT"):
+            raise _nothing_there(method, route.rest)
+        handlers = self._node_handlers.get(kind)
+        if handlers is None:
+            return self._backend.handle(request, route)
+        handler = handlers.get("GET" if method == "HEAD" else method)
+        return method_not_allowed(method, handlers) if handler is None else handler(request)
+
+    # -- up: an answer goes out ----------------------------------------------------------------------------------
+
+    def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
+        """Called by the adapters with what became of a request, whoever decided that; returns what is to be sent."""
+        response = outcome if type(outcome) is Response else error_response(outcome)  # type: ignore[arg-type]
+        for policy in self._policies:
+            response = policy(request, response)
         metrics = self.metrics
         series = request.series or metrics.unrouted
         series.statuses[response.status] += 1
@@ -90,3 +180,38 @@ class Front(ABC):
             if self.logs_access:
                 log_access(request, response, seconds)
         return response
+
+    def _for_its_holder(self, request: Request, response: Response) -> Response:
+        """What needed a token is for its holder's caches alone."""
+        return response if self.gate is None else self.gate.answer_to(request, response)
+
+    @staticmethod
+    def worded(target: bytes, refusal: Response) -> Response:
+        """A refusal that an adapter gives by itself, in the words of the protocol that its target belongs to."""
+        return yjs_error(refusal) if target.startswith(YJS_ROOT) else refusal
+
+
+def worded_for_yjs(request: Request, response: Response) -> Response:
+    """Errors about documents in the words of their protocol (Yjs §10)."""
+    if response.status < 400 or not request.path.startswith(YJS_ROOT):
+        return response
+    return yjs_error(response)
+
+
+def _refused(request: Request, response: Response) -> Response:
+    if request.upload is not None:
+        request.upload.discard()
+    return response
+
+
+def _nothing_there(method: str, head: str) -> MillstreamError:
+    """The answer at a path that can never be a bucket's, and at which there is nothing."""
+    if head == "v1":
+        return InvalidRequest("the path names no stream", code="invalid_path", hint="use /v1/stream/{path}")
+    if method not in ("GET", "HEAD"):
+        return InvalidRequest(f"{head!r} is a reserved name", code="invalid_bucket")
+    return NotFound(
+        "there is nothing at this path",
+        code="not_found",
+        hint="streams are at /v1/stream/{path} and /{bucket}/{stream}",
+    )

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from millstream.access.addresses import is_loopback, network_of
 from millstream.access.authenticator import Authenticator
@@ -25,11 +25,11 @@ from millstream.caches import show
 from millstream.clock import Clock
 from millstream.config import LimitsSection
 from millstream.errors import Forbidden, InvalidRequest, MillstreamError, TooManyRequests, Unauthorized
-from millstream.protocol.keys import StreamKey
+from millstream.pending import Pending
 from millstream.server.api import needs
+from millstream.server.api.routes import Kind, Route
 from millstream.server.http.caching import never, private
-from millstream.server.http.error_map import error_response
-from millstream.server.http.messages import BodyStream, ReplyWith, Request, Response, Sink, parse_query
+from millstream.server.http.messages import Answer, BodyStream, Request, Response, Sink, parse_query
 from millstream.server.http.metrics import Metrics
 from millstream.streams.subscriptions import Subscription
 
@@ -38,17 +38,6 @@ logger = logging.getLogger("millstream.access")
 DECISIONS_MAX: Final = 20_000
 # A longer path can name nothing; who sends one is judged anew each time, and leaves nothing behind.
 PATH_BYTES_REMEMBERED_MAX: Final = 512
-
-
-class Target(NamedTuple):
-    """What a request is about, as the router found it."""
-
-    kind: str
-    key: StreamKey | None
-    bucket: str | None
-
-
-FindTarget = Callable[[bytes], Target]
 
 
 class Gate:
@@ -103,12 +92,12 @@ class Gate:
         }
         self._meters_bytes = any(rate.per_second for rate in self.bytes.values())
 
-    def admit(self, request: Request, find_target: FindTarget) -> None:
-        """Let a request pass, or raise why not."""
+    def admit(self, request: Request, route: Route) -> Session | None:
+        """Let a request pass, or raise why not. What is to be watched while it is answered gets a session."""
         address = self._limited_address(request)
         if address is not None:
             self._take("address", address, request)
-        principal = request.principal = self._authorized(request, find_target)
+        principal = request.principal = self._authorized(request, route)
         if principal is not None:
             self._take("principal", principal.key, request)
         # Only what is read has an answer worth counting.
@@ -119,7 +108,8 @@ class Gate:
             if is_live:
                 self._check_live(clients)
             if clients:
-                Session(self, request, principal, clients, is_live=is_live)
+                return Session(self, principal, clients, is_live=is_live)
+        return None
 
     def answer_to(self, request: Request, response: Response) -> Response:
         """The answer as caches may have it: what needed a token is for its holder alone, refusals included."""
@@ -129,13 +119,15 @@ class Gate:
         fields = (never if principal is not None and principal.is_by_url else private)(response.fields)
         return Response(response.status, fields, response.body, length=response.length)
 
-    def check_head(self, request: Request, find_target: FindTarget) -> None:
+    def check_head(self, request: Request, route: Route) -> None:
         """The same before the body has arrived, so that nobody need take it in; nothing is counted yet."""
         address = self._limited_address(request)
         if address is not None:
             self._take("address", address, None)
-        if find_target(request.path).kind not in needs.IN_BODY:
-            principal = self._authorized(request, find_target)
+        if route.error is not None:
+            raise route.error
+        if route.kind not in needs.IN_BODY:
+            principal = self._authorized(request, route)
             if principal is not None:
                 self._take("principal", principal.key, None)
 
@@ -147,7 +139,7 @@ class Gate:
             if wait:
                 self._limited(f"{kind}_{name}", f"this {kind} uses more than its {name} per second", wait)
 
-    def _authorized(self, request: Request, find_target: FindTarget) -> Principal | None:
+    def _authorized(self, request: Request, route: Route) -> Principal | None:
         """Who may do this, decided anew or as it was the last time the same was asked with the same token."""
         if self.authenticator is None:
             return None
@@ -156,13 +148,14 @@ class Gate:
         known = self._decisions.get(decision) if decision is not None else None
         if known is not None and not known.is_expired(self.clock.now_ms()):
             return known
-        target = find_target(request.path)
-        principal = self._decided(request, target)
+        if route.error is not None:
+            raise route.error
+        principal = self._decided(request, route)
         # A PUT may fork, and what is no stream's may depend on the query or the body.
         if (
             principal is not None
             and decision is not None
-            and target.key is not None
+            and route.key is not None
             and request.method != "PUT"
             and len(request.path) <= PATH_BYTES_REMEMBERED_MAX
         ):
@@ -171,17 +164,17 @@ class Gate:
             self._decisions[decision] = principal
         return principal
 
-    def _decided(self, request: Request, target: Target) -> Principal | None:
+    def _decided(self, request: Request, route: Route) -> Principal | None:
         assert self.authenticator is not None
-        if needs.is_open(request, target.kind, open_metrics=self.open_metrics):
+        if needs.is_open(request, route.kind, open_metrics=self.open_metrics):
             request.is_open = True
             return None
         try:
-            by_url = self._principal_by_url(request, target)
+            by_url = self._principal_by_url(request, route)
             if by_url is not None:
                 return by_url
             principal = self.authenticator.principal(request.headers.get(b"authorization"))
-            needs.check(principal, request, target.kind, target.key, target.bucket, self._subscriptions)
+            needs.check(principal, request, route, self._subscriptions)
         except Unauthorized as error:
             self._metrics.authentication_failures["missing" if error.code == Unauthorized.code else "invalid"] += 1
             raise
@@ -190,10 +183,14 @@ class Gate:
             raise
         return principal
 
-    def _principal_by_url(self, request: Request, target: Target) -> Principal | None:
+    def _principal_by_url(self, request: Request, route: Route) -> Principal | None:
         """Who shows a token in the URL, which reads one stream and is good for nothing else."""
         assert self.authenticator is not None
-        if target.kind != "stream" or request.method not in ("GET", "HEAD") or b"authorization" in request.headers:
+        if (
+            route.kind is not Kind.STREAM
+            or request.method not in ("GET", "HEAD")
+            or b"authorization" in request.headers
+        ):
             return None
         token, secret = _url_token(request.query), self._secret()
         if token is None or secret is None:
@@ -202,7 +199,7 @@ class Gate:
         principal = principal_by_url(grant)
         if not self.authenticator.is_valid(principal):
             raise Unauthorized("the token in the URL was made with one that is no longer good", code="invalid_token")
-        if grant.key != target.key:
+        if grant.key != route.key:
             raise Forbidden("the token in the URL is for another stream")
         return principal
 
@@ -275,34 +272,23 @@ def _url_token(query: bytes) -> str | None:
         return None
 
 
-def _unheard(_: Response) -> None:
-    """The reply of a request that has been answered or given up."""
-
-
 class Session:
-    """A request that the gate goes on watching: it is the request's reply, its body stream and that one's sink."""
+    """A request that the gate goes on watching until it is answered, and a live read until it ends: a body stream that
+    passes on another one, and that one's sink."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        request: Request,
-        principal: Principal | None,
-        clients: Mapping[str, str],
-        *,
-        is_live: bool,
-    ) -> None:
+    def __init__(self, gate: Gate, principal: Principal | None, clients: Mapping[str, str], *, is_live: bool) -> None:
         self.principal = principal
         self._gate = gate
-        self._request = request
         self._clients = clients
         self._is_live = is_live
-        self._reply: ReplyWith = request.reply
+        # While the answer is awaited: what will be it, and what the client is given of that.
+        self._work: Pending[Response] | None = None
+        self._outcome: Pending[Response] | None = None
+        # While a body is sent.
         self._body: BodyStream | None = None
         self._sink: Sink | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        request.reply = self._answer
-        request.session = self
         if is_live:
             gate.sessions.add(self)
             for kind, client in clients.items():
@@ -311,36 +297,57 @@ class Session:
                 seconds = (principal.expires_at_ms - gate.clock.now_ms()) / 1000
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.expire)
 
-    def _answer(self, response: Response) -> None:
-        if self._is_closed:
-            return
+    def watch(self, answer: Answer) -> Answer:
+        """The answer as the client gets it."""
+        if isinstance(answer, Response):
+            return self._watched(answer)
+        self._work = answer
+        outcome: Pending[Response] = Pending(on_abandon=self._abandon)
+        self._outcome = outcome
+        answer.when_settled(self._settle)
+        return outcome
+
+    def _settle(self, result: Response | MillstreamError) -> None:
+        outcome = self._outcome
+        self._work = self._outcome = None
+        if isinstance(result, MillstreamError):
+            self.close()
+        else:
+            result = self._watched(result)
+        if outcome is not None:
+            outcome.settle(result)
+
+    def _watched(self, response: Response) -> Response:
         if isinstance(response.body, bytes):
             self._spend(len(response.body))
             self.close()
-        else:
-            self._body = response.body
-            response = Response(response.status, response.fields, self, length=response.length)
-        self._reply(response)
+            return response
+        self._body = response.body
+        return Response(response.status, response.fields, self, length=response.length)
+
+    def _abandon(self) -> None:
+        """The client has gone away while it was waiting."""
+        work = self._work
+        self.close()
+        if work is not None:
+            work.abandon()
 
     def expire(self) -> None:
         """The token is no longer good: the reader gets an end that tells it so."""
         if self._is_closed:
             return
-        self.close()
+        outcome = self._outcome
         if self._sink is not None and self._body is not None:
+            self.close()
             self._body.cancel()
             self._sink.finish()
-        else:
-            if self._request.on_disconnect is not None:
-                self._request.on_disconnect()
-                self._request.on_disconnect = None
-            self._reply(error_response(Unauthorized("the token has expired", code="invalid_token")))
+        elif outcome is not None:
+            outcome.interrupt(Unauthorized("the token has expired", code="invalid_token"))
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            # The request knows this and this the request: no cycle may keep it, and its body, until a collection.
-            self._request.reply, self._request.session = _unheard, None
+            self._work = self._outcome = None
             if self._timer is not None:
                 self._timer.cancel()
             if self._is_live:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
-
-import msgspec
 
 from millstream import __version__
 from millstream.errors import NotLeader, ReadOnly
-from millstream.server.http.messages import Request, Response
+from millstream.server.api.responses import JSON_FIELDS, as_json
+from millstream.server.http.messages import Answer, Request, Response
 from millstream.shard.shard import Shard
 from millstream.tasks import Supervisor
-
-_FIELDS: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 
 class HealthApi:
@@ -27,14 +23,14 @@ class HealthApi:
         self.cluster_problems: Callable[[], list[str]] = list
 
     @staticmethod
-    def alive(request: Request) -> None:
-        request.reply(Response(200, _FIELDS, b'{"status":"ok","version":"%b"}' % __version__.encode()))
+    def alive(request: Request) -> Answer:
+        return Response(200, JSON_FIELDS, b'{"status":"ok","version":"%b"}' % __version__.encode())
 
-    def ready(self, request: Request) -> None:
-        self._answer(request, self._problems())
+    def ready(self, request: Request) -> Answer:
+        return self._answer(self._problems())
 
-    def ready_in_cluster(self, request: Request) -> None:
-        self._answer(request, self.problems())
+    def ready_in_cluster(self, request: Request) -> Answer:
+        return self._answer(self.problems())
 
     def problems(self) -> list[str]:
         """What keeps this node, and the cluster, from being ready."""
@@ -63,6 +59,6 @@ class HealthApi:
         return problems + self.supervisor.problems + self.local_problems()
 
     @staticmethod
-    def _answer(request: Request, problems: list[str]) -> None:
+    def _answer(problems: list[str]) -> Response:
         body = {"status": "not ready", "problems": problems} if problems else {"status": "ready"}
-        request.reply(Response(503 if problems else 200, _FIELDS, msgspec.json.encode(body)))
+        return as_json(body, 503 if problems else 200)

@@ -15,6 +15,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from millstream.errors import MillstreamError, Unavailable
+from millstream.pending import Pending
 from millstream.protocol.cursors import JITTER_SECONDS, Cursor, next_interval, parse_cursor
 from millstream.protocol.offsets import Offset, format_offset
 from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
@@ -84,25 +85,15 @@ class LiveReaders:
         return self._encoded[1]
 
 
-def _never() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
-
-
 class LongPoll:
-    """Waits until `is_ready` or until time is up, then calls `done` once."""
+    """Waits until `is_ready` or until time is up; `over` is settled then."""
 
-    def __init__(
-        self, readers: LiveReaders, topic: Topic, is_ready: Callable[[], bool], done: Callable[[], None]
-    ) -> None:
+    def __init__(self, readers: LiveReaders, topic: Topic, is_ready: Callable[[], bool]) -> None:
         readers.check_room(topic)
         self._readers = readers
         self._topic = topic
         self._is_ready = is_ready
-        self._done = done
+        self.over: Pending[None] = Pending(None, on_abandon=self._stop)
         readers.live.add(self)
         readers.shard.listeners.listen(topic, self)
         self._timer = asyncio.get_running_loop().call_later(readers.limits.long_poll_seconds, self._finish)
@@ -115,13 +106,10 @@ class LongPoll:
         self._finish()
 
     def _finish(self) -> None:
-        done = self._done
-        self.cancel()
-        done()
+        self._stop()
+        self.over.settle()
 
-    def cancel(self) -> None:
-        # Both know the request, which knows this: no cycle may outlast the read.
-        self._is_ready, self._done = _never, _nothing
+    def _stop(self) -> None:
         self._timer.cancel()
         self._readers.shard.listeners.unlisten(self._topic, self)
         self._readers.live.discard(self)

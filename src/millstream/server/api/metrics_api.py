@@ -12,7 +12,7 @@ from millstream.clock import SystemClock
 from millstream.errors import NotLeader
 from millstream.server.api.live import Follower, LiveReaders
 from millstream.server.http.exposition import CONTENT_TYPE, Family, counter, gauge, merged, render
-from millstream.server.http.messages import Request, Response
+from millstream.server.http.messages import Answer, Request, Response
 from millstream.server.http.metrics import Metrics
 from millstream.shard.shard import Shard
 from millstream.tasks import Supervisor
@@ -29,10 +29,10 @@ class MetricsApi:
         self._shards = shards
         self._supervisor = supervisor
 
-    def expose(self, request: Request) -> None:
+    def expose(self, request: Request) -> Answer:
         families = [*self._http(), *self._writing(), *self._tiers(), *self._live(), *self._background(), *_process()]
         fields = b"content-type: %b\r\ncache-control: no-store\r\n" % CONTENT_TYPE.encode()
-        request.reply(Response(200, fields, render(families)))
+        return Response(200, fields, render(families))
 
     def _http(self) -> Iterator[Family]:
         metrics = self._metrics

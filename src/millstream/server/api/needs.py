@@ -11,59 +11,54 @@ from typing import Final
 
 from millstream.access.scopes import EVERY_BUCKET, Need, Principal
 from millstream.errors import Forbidden, NotFound
-from millstream.protocol.keys import StreamKey, decode_segment, parse_v1_path
+from millstream.protocol.keys import decode_segment, parse_v1_path
+from millstream.server.api.routes import Kind, Route
 from millstream.server.api.stream_api import source_key
 from millstream.server.api.subscription_api import CONTROL_ROOT, json_body, object_body
-from millstream.server.api.url_token_api import URL_TOKENS, wished_key
+from millstream.server.api.url_token_api import wished_key
 from millstream.server.http.messages import Request, parse_query
 from millstream.streams.records import SubscriptionConfig
 from millstream.streams.subscriptions import Subscription, checked_paths, parse_config
 
 SERVER_ADMIN: Final = Need("admin", EVERY_BUCKET)
 
-_OPEN: Final = frozenset({"health", "readiness", "cluster readiness", "console"})
+_OPEN: Final = frozenset({Kind.HEALTH, Kind.READINESS, Kind.CLUSTER_READINESS, Kind.CONSOLE})
 # Handlers that tell of nothing beyond the prefix they are asked for.
-_BY_PREFIX: Final = frozenset({"listing", "feed"})
+_BY_PREFIX: Final = frozenset({Kind.LISTING, Kind.FEED})
 # A worker proves itself with the token of its wake.
 _LEASED: Final = frozenset({b"ack", b"release", b"callback"})
 _READS: Final = ("GET", "HEAD")
 # What these need is in their bodies.
-IN_BODY: Final = frozenset({"control", URL_TOKENS})
+IN_BODY: Final = frozenset({Kind.CONTROL, Kind.URL_TOKENS})
 
 
-def is_open(request: Request, kind: str, *, open_metrics: bool) -> bool:
+def is_open(request: Request, kind: Kind, *, open_metrics: bool) -> bool:
     """Whether a request needs no token at all: health, the console's files, preflights, public keys, and what has
     tokens of its own.
     """
-    if kind in _OPEN or request.method == "OPTIONS" or (kind == "metrics" and open_metrics):
+    if kind in _OPEN or request.method == "OPTIONS" or (kind is Kind.METRICS and open_metrics):
         return True
-    if kind != "control":
+    if kind is not Kind.CONTROL:
         return False
     section, _, action = _control_path(request)
     return section == b"jwks.json" or (section == b"subscriptions" and action in _LEASED)
 
 
-def check(
-    principal: Principal,
-    request: Request,
-    kind: str,
-    key: StreamKey | None,
-    bucket: str | None,
-    subscriptions: Mapping[str, Subscription],
-) -> None:
+def check(principal: Principal, request: Request, route: Route, subscriptions: Mapping[str, Subscription]) -> None:
     """Refuse what a principal's scopes do not cover, in words that do not depend on what exists."""
-    if kind == "control":
+    kind, key, bucket = route.kind, route.key, route.bucket
+    if kind is Kind.CONTROL:
         _check_control(principal, request, subscriptions)
-    elif kind == URL_TOKENS:
+    elif kind is Kind.URL_TOKENS:
         key = wished_key(request)
         _demand(principal, Need("read", key.bucket, key.stream))
-    elif kind != "reserved":  # at which there is nothing
+    elif kind is not Kind.RESERVED:  # at which there is nothing
         action = "read" if request.method in _READS else "write"
         if key is not None:
             need = Need(action, key.bucket, key.stream)
-        elif bucket is None:
+        elif not bucket:
             need = SERVER_ADMIN
-        elif kind == "bucket":
+        elif kind is Kind.BUCKET:
             need = Need("read" if action == "read" else "admin", bucket)
         elif kind in _BY_PREFIX:
             need = Need("read", bucket, parse_query(request.query).get("prefix", ""))
@@ -94,7 +89,7 @@ def _control_path(request: Request) -> tuple[bytes, bytes, bytes]:
 def _check_control(principal: Principal, request: Request, subscriptions: Mapping[str, Subscription]) -> None:
     """Who may read all that a subscription tells of, and write what it writes, may make and manage it.
 
-    One that belongs to others is not there, in the very words in which one that does not exist is not there.
+    A subscription of others is answered exactly as one that does not exist.
     """
     section, raw_id, action = _control_path(request)
     if section != b"subscriptions":

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Final, cast
 
-from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFound
+from millstream.errors import Conflict, InvalidRequest, NotFound
 from millstream.protocol.content_types import OCTET_STREAM, checked_content_type
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.multipart import boundary_from, closing, encode_parts, part_head
 from millstream.protocol.offsets import format_offset, parse_offset
-from millstream.server.api.later import reply_later
+from millstream.server.api.background import in_background
 from millstream.server.http.bodies import GeneratedBody
-from millstream.server.http.error_map import error_response
-from millstream.server.http.messages import SANDBOX, Request, Response, parse_query
+from millstream.server.http.messages import SANDBOX, Answer, Request, Response, parse_query
 from millstream.shard.reader import ColdPiece
 from millstream.shard.shard import Shard
 from millstream.streams.records import SnapshotRef
@@ -34,54 +33,46 @@ class SnapshotApi:
     def begin_upload(self) -> Upload:
         return self._shard.blobs.begin(self._shard.clock.random_bytes(16))
 
-    def publish(self, request: Request, key: StreamKey, token: str) -> None:
+    def publish(self, request: Request, key: StreamKey, token: str) -> Answer:
         upload = cast("Upload | None", request.upload)
         if upload is None:
             raise InvalidRequest("a snapshot needs a body", code="empty_body")
-        try:
-            offset = parse_offset(token)
-            content_type = checked_content_type((request.header(b"content-type") or OCTET_STREAM).strip())
-            incarnation = _incarnation(request.header(b"stream-incarnation"))
-        except MillstreamError:
-            upload.discard()
-            raise
+        offset = parse_offset(token)
+        content_type = checked_content_type((request.header(b"content-type") or OCTET_STREAM).strip())
+        incarnation = _incarnation(request.header(b"stream-incarnation"))
 
-        def published(outcome: Stream | MillstreamError) -> None:
-            if isinstance(outcome, MillstreamError):
-                request.reply(error_response(outcome))
-                return
+        def published(stream: Stream) -> Response:
             fields = b"stream-next-offset: %b\r\nstream-snapshot-offset: %b\r\n" % (
-                format_offset(outcome.tail).encode(),
+                format_offset(stream.tail).encode(),
                 format_offset(offset).encode(),
             )
-            request.reply(Response(204, fields))
+            return Response(204, fields)
 
-        self._shard.publish_snapshot(key, offset, content_type, upload, published, incarnation=incarnation)
+        publishing = self._shard.publish_snapshot(key, offset, content_type, upload, incarnation=incarnation)
+        return publishing.then(published)
 
-    def latest(self, request: Request, key: StreamKey) -> None:
+    def latest(self, request: Request, key: StreamKey) -> Answer:
         stream = self._shard.get(key)
         snapshot = self._snapshot(stream)
         location = f"{request.base_url}{request.path.decode('latin-1')}/{format_offset(snapshot.offset)}"
         fields = b"location: %b\r\n" % location.encode("latin-1")
-        request.reply(Response(307, fields + self._fields(stream, snapshot) + _NEVER_CACHED))
+        return Response(307, fields + self._fields(stream, snapshot) + _NEVER_CACHED)
 
-    def read(self, request: Request, key: StreamKey, token: str) -> None:
+    def read(self, request: Request, key: StreamKey, token: str) -> Answer:
         stream = self._shard.get(key)
         self._shard.deadlines.touch(stream)
         snapshot = self._snapshot(stream, parse_offset(token))
         fields = b"content-type: %b\r\n%b" % (snapshot.content_type.encode("latin-1"), SANDBOX)
         fields += self._fields(stream, snapshot)
-        reply_later(
-            request,
-            self._open(stream, snapshot),
-            lambda pieces: Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces), length=snapshot.size),
+        return in_background(self._open(stream, snapshot)).then(
+            lambda pieces: Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces), length=snapshot.size)
         )
 
     async def _open(self, stream: Stream, snapshot: SnapshotRef) -> AsyncIterator[bytes]:
         """The snapshot's bytes, compared with their checksum before any of them goes out."""
         return await self._shard.blobs.open(snapshot, lambda: stream.snapshot == snapshot)
 
-    def delete(self, request: Request, key: StreamKey, token: str) -> None:
+    def delete(self, request: Request, key: StreamKey, token: str) -> Answer:
         self._snapshot(self._shard.get(key), parse_offset(token))
         raise Conflict(
             "the latest snapshot cannot be deleted: bootstrap needs it",
@@ -109,7 +100,7 @@ class SnapshotApi:
 
     # -- bootstrap -----------------------------------------------------------------------------------------
 
-    def bootstrap(self, request: Request, key: StreamKey) -> None:
+    def bootstrap(self, request: Request, key: StreamKey) -> Answer:
         if "live" in parse_query(request.query):
             raise InvalidRequest(
                 "bootstrap is not live",
@@ -135,14 +126,13 @@ class SnapshotApi:
         cut = self._shard.reader.cut(stream, start, stream.tail)
         if snapshot is None:
             pieces = self._pieces(boundary, None, None, stream.content_type, cut)
-            request.reply(Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces)))
-            return
+            return Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces))
 
         def render(opened: AsyncIterator[bytes]) -> Response:
             pieces = self._pieces(boundary, snapshot, opened, stream.content_type, cut)
             return Response(200, fields + _NEVER_CACHED, GeneratedBody(pieces))
 
-        reply_later(request, self._open(stream, snapshot), render)
+        return in_background(self._open(stream, snapshot)).then(render)
 
     async def _pieces(
         self,

@@ -8,20 +8,14 @@ from heapq import nlargest
 from itertools import chain
 from typing import Any, Final
 
-import msgspec
-
 from millstream import caches
-from millstream.server.api.later import reply_later
-from millstream.server.http.messages import Request, Response
+from millstream.server.api.background import in_background
+from millstream.server.api.responses import as_json
+from millstream.server.http.messages import Answer, Request
 from millstream.shard.shard import Shard
 
 LARGEST_COUNT: Final = 20
 STREAMS_SLICE: Final = 5_000
-
-
-def as_json(body: dict[str, Any]) -> Response:
-    fields = b"content-type: application/json\r\ncache-control: no-store\r\n"
-    return Response(200, fields, msgspec.json.encode(body))
 
 
 async def with_details(totals: dict[str, Any], shards: Sequence[Shard]) -> dict[str, Any]:
@@ -51,8 +45,8 @@ class StatsApi:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
 
-    def hot_and_cold(self, request: Request) -> None:
-        reply_later(request, with_details(self.describe(), [self._shard]), as_json)
+    def hot_and_cold(self, request: Request) -> Answer:
+        return in_background(with_details(self.describe(), [self._shard])).then(as_json)
 
     def describe(self) -> dict[str, object]:
         shard = self._shard

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
-from millstream.errors import Gone, InvalidRequest, MillstreamError, NotFound
+from millstream.errors import Gone, InvalidRequest, NotFound
 from millstream.protocol.content_types import checked_content_type
 from millstream.protocol.cursors import Cursor, parse_cursor
 from millstream.protocol.etags import continues_another, format_etag, none_match
@@ -20,11 +20,11 @@ from millstream.protocol.keys import RESERVED_STREAMS, StreamKey, stream_key_of
 from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, Offset, format_offset, parse_offset
 from millstream.protocol.producers import ProducerClaim, parse_claim
 from millstream.protocol.sse import is_base64
+from millstream.server.api.background import in_background
 from millstream.server.api.feed_api import parse_bytes_max
-from millstream.server.api.later import reply_later
 from millstream.server.api.live import LiveReaders, LongPoll, StreamFollower
-from millstream.server.http.error_map import error_response
-from millstream.server.http.messages import SANDBOX, ReplyWith, Request, Response, parse_query
+from millstream.server.api.responses import no_content
+from millstream.server.http.messages import SANDBOX, Answer, Request, Response, parse_query
 from millstream.shard.reader import ReadResult
 from millstream.shard.shard import Shard
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
@@ -55,7 +55,7 @@ class StreamApi:
 
     # -- PUT (§5.1) ------------------------------------------------------------------------------------------
 
-    def create(self, request: Request, key: StreamKey) -> None:
+    def create(self, request: Request, key: StreamKey) -> Answer:
         if key.stream in RESERVED_STREAMS:
             raise InvalidRequest(f"the stream name {key.stream!r} is reserved", code="invalid_path")
         header = request.header
@@ -73,7 +73,7 @@ class StreamApi:
             only_if_absent=header(b"if-none-match") == "*",
             bucket_required=not request.path.startswith(b"/v1/"),
         )
-        self._shard.create(command, partial(self._created, request))
+        return self._shard.create(command).then(partial(self._created, request))
 
     @staticmethod
     def _fork(request: Request) -> ForkRequest | None:
@@ -106,10 +106,8 @@ class StreamApi:
             int(sub_offset) if sub_offset is not None else 0,
         )
 
-    def _created(self, request: Request, outcome: Created | MillstreamError) -> None:
-        if isinstance(outcome, MillstreamError):
-            request.reply(error_response(outcome))
-            return
+    @staticmethod
+    def _created(request: Request, outcome: Created) -> Response:
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
             outcome.content_type.encode("latin-1"),
             format_offset(outcome.tail).encode(),
@@ -122,12 +120,12 @@ class StreamApi:
             fields += b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (claim.epoch, claim.seq)
         if outcome.is_new:
             fields += b"location: %b%b\r\n" % (request.base_url.encode(), request.path)
-        request.reply(Response(201 if outcome.is_new else 200, fields))
+        return Response(201 if outcome.is_new else 200, fields)
 
     # -- POST (§5.2, §5.3) -----------------------------------------------------------------------------------
 
-    def append(self, request: Request, key: StreamKey) -> None:
-        self._shard.append(append_command(request, key), partial(_appended, request.reply))
+    def append(self, request: Request, key: StreamKey) -> Answer:
+        return self._shard.append(append_command(request, key)).then(_appended)
 
     def judge_first_append(self, request: Request, key: StreamKey, content_type: str) -> None:
         """Raise what an append to a stream would be refused for, if that stream had just been created."""
@@ -137,10 +135,10 @@ class StreamApi:
 
     # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
 
-    def read(self, request: Request, key: StreamKey) -> None:
-        self.read_query(request, key, parse_query(request.query))
+    def read(self, request: Request, key: StreamKey) -> Answer:
+        return self.read_query(request, key, parse_query(request.query))
 
-    def read_query(self, request: Request, key: StreamKey, query: dict[str, str]) -> None:
+    def read_query(self, request: Request, key: StreamKey, query: dict[str, str]) -> Answer:
         token = start_token(request, query)
         live = query.get("live")
         if live is not None and live not in ("long-poll", "sse"):
@@ -161,22 +159,20 @@ class StreamApi:
             self._shard.check_retained(stream, offset)
             _check_incarnation(request, query, stream, offset)
         if live == "sse":
-            self._follow(request, query, stream, stream.tail if offset is None else offset)
-        elif live == "long-poll":
-            self._long_poll(request, query, stream, token or BEGINNING_TOKEN, offset, bytes_max)
-        elif offset is None:
-            self._read_now(request, stream)
-        else:
-            self._chunk(request, stream, token or BEGINNING_TOKEN, offset, bytes_max)
+            return self._follow(request, query, stream, stream.tail if offset is None else offset)
+        if live == "long-poll":
+            return self._long_poll(request, query, stream, token or BEGINNING_TOKEN, offset, bytes_max)
+        if offset is None:
+            return self._read_now(stream)
+        return self._chunk(request, stream, token or BEGINNING_TOKEN, offset, bytes_max)
 
     def _chunk(
         self, request: Request, stream: Stream, token: str, offset: int, bytes_max: int, interval: int | None = None
-    ) -> None:
-        render = partial(self._render, request, stream, token, interval)
+    ) -> Answer:
         if self._shard.is_hot(stream, offset):
-            request.reply(render(self._shard.read(stream, offset, bytes_max)))
-        else:
-            reply_later(request, self._shard.reader.read_cold(stream, offset, bytes_max), render)
+            return self._render(request, stream, token, interval, self._shard.read(stream, offset, bytes_max))
+        reading = in_background(self._shard.reader.read_cold(stream, offset, bytes_max))
+        return reading.then(partial(self._render, request, stream, token, interval))
 
     def _render(
         self, request: Request, stream: Stream, token: str, interval: int | None, result: ReadResult
@@ -205,7 +201,7 @@ class StreamApi:
             fields += _cursor_field(interval, stream, result.next_offset)
         return Response(200, fields, body)
 
-    def _read_now(self, request: Request, stream: Stream) -> None:
+    def _read_now(self, stream: Stream) -> Response:
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\n" % (
             stream.content_type.encode("latin-1"),
             format_offset(stream.tail).encode(),
@@ -213,7 +209,7 @@ class StreamApi:
         fields += self._freshness() + _CACHE_NEVER
         if stream.closed:
             fields += _CLOSED
-        request.reply(Response(200, fields, b"[]" if stream.is_json else b""))
+        return Response(200, fields, b"[]" if stream.is_json else b"")
 
     def _freshness(self) -> bytes:
         """A node that follows says that it is up to date only when it knows that it has caught up."""
@@ -221,53 +217,48 @@ class StreamApi:
 
     def _long_poll(
         self, request: Request, query: dict[str, str], stream: Stream, token: str, offset: int | None, bytes_max: int
-    ) -> None:
+    ) -> Answer:
         start = stream.tail if offset is None else min(offset, stream.tail)
         if offset is None:
             token = format_offset(start)
         echoed = query.get("cursor")
 
-        def answer() -> None:
+        def answer(_: None = None) -> Answer:
             if stream.deleted:
-                request.reply(error_response(NotFound(f"stream {stream.key} was deleted")))
-                return
+                raise NotFound(f"stream {stream.key} was deleted")
             interval = self._readers.interval(echoed)
             if stream.tail > start:
-                self._chunk(request, stream, token, start, bytes_max, interval)
-                return
+                return self._chunk(request, stream, token, start, bytes_max, interval)
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
             fields += self._freshness() + _CACHE_NEVER
             fields += _CLOSED if stream.closed else _cursor_field(interval, stream, stream.tail)
-            request.reply(Response(204, fields))
+            return Response(204, fields)
 
         def is_ready() -> bool:
             return stream.tail > start or stream.closed or stream.deleted
 
         if is_ready():
-            answer()
-        else:
-            request.on_disconnect = LongPoll(self._readers, stream.incarnation, is_ready, answer).cancel
+            return answer()
+        return LongPoll(self._readers, stream.incarnation, is_ready).over.then(answer)
 
-    def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: int) -> None:
+    def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: int) -> Response:
         if stream.closed and offset >= stream.tail and request.headers.get(b"last-event-id"):
             # It has seen all there will be. An EventSource reconnects after every end but this one.
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
-            request.reply(Response(204, fields + _CLOSED + _CACHE_NEVER))
-            return
+            return Response(204, fields + _CLOSED + _CACHE_NEVER)
         fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
         if is_base64(stream.content_type):
             fields += b"stream-sse-data-encoding: base64\r\n"
-        request.reply(Response(200, fields, StreamFollower(self._readers, stream, offset, query.get("cursor"))))
+        return Response(200, fields, StreamFollower(self._readers, stream, offset, query.get("cursor")))
 
     # -- HEAD and DELETE (§5.4, §5.5) ------------------------------------------------------------------------
 
-    def head(self, request: Request, key: StreamKey) -> None:
+    def head(self, request: Request, key: StreamKey) -> Answer:
         stream = self._shard.get(key)
         etag = _state_etag(stream.incarnation, stream.tail, stream.closed)
         condition = request.header(b"if-none-match")
         if condition is not None and none_match(condition, etag.decode()):
-            request.reply(Response(304, b"etag: %b\r\n" % etag))
-            return
+            return Response(304, b"etag: %b\r\n" % etag)
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\netag: %b\r\n" % (
             stream.content_type.encode("latin-1"),
             format_offset(stream.tail).encode(),
@@ -284,13 +275,10 @@ class StreamApi:
             fields += b"stream-ttl: %d\r\n" % stream.expiry.ttl_seconds
         if stream.expiry.expires_at is not None:
             fields += b"stream-expires-at: %b\r\n" % stream.expiry.expires_at.encode()
-        request.reply(Response(200, fields))
+        return Response(200, fields)
 
-    def delete(self, request: Request, key: StreamKey) -> None:
-        self._shard.delete(
-            key,
-            lambda error: request.reply(error_response(error) if isinstance(error, MillstreamError) else Response(204)),
-        )
+    def delete(self, request: Request, key: StreamKey) -> Answer:
+        return self._shard.delete(key).then(no_content)
 
 
 def append_command(request: Request, key: StreamKey) -> AppendMessages:
@@ -314,10 +302,7 @@ def append_command(request: Request, key: StreamKey) -> AppendMessages:
     )
 
 
-def _appended(reply: ReplyWith, outcome: AppendOutcome | MillstreamError) -> None:
-    if isinstance(outcome, MillstreamError):
-        reply(error_response(outcome))
-        return
+def _appended(outcome: AppendOutcome) -> Response:
     tail = outcome.tail
     fields = b'stream-next-offset: 0000000000000000_%016d\r\netag: "%x:-1:0000000000000000_%016d%b"\r\n' % (
         tail,
@@ -332,7 +317,7 @@ def _appended(reply: ReplyWith, outcome: AppendOutcome | MillstreamError) -> Non
         fields += b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (outcome.producer_epoch, outcome.producer_seq)
         if outcome.is_new_data:
             status = 200
-    reply(Response(status, fields))
+    return Response(status, fields)
 
 
 def _state_etag(incarnation: int, tail: int, closed: bool) -> bytes:

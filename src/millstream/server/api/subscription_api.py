@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
-from millstream.errors import InvalidRequest, MillstreamError, NotFound, Unauthorized
+from millstream.errors import InvalidRequest, NotFound, Unauthorized
+from millstream.pending import Pending
 from millstream.protocol.keys import decode_segment
+from millstream.server.api.background import in_background
+from millstream.server.api.responses import as_json, no_content
 from millstream.server.api.webhook_delivery import WebhookDelivery
-from millstream.server.http.error_map import error_response, problem
-from millstream.server.http.messages import Request, Response, parse_query
+from millstream.server.http.error_map import problem
+from millstream.server.http.messages import Answer, Request, Response, parse_query
 from millstream.shard.shard import Shard
-from millstream.shard.wakes import SubscriptionSettings, Wakes
+from millstream.shard.subscription_quotas import SubscriptionSettings
+from millstream.shard.wakes import Wakes
 from millstream.streams.records import Wake
 from millstream.streams.subscriptions import Subscription, checked_paths, parse_config
 
@@ -24,7 +28,7 @@ CONTROL_ROOT: Final = "/v1/stream/__ds"
 ID_BYTES_MAX: Final = 256
 LINKS_PAGE_MAX: Final = 1_000
 
-Handler = Callable[[Request, str], None]
+Handler = Callable[[Request, str], Answer]
 
 
 class SubscriptionApi:
@@ -45,12 +49,10 @@ class SubscriptionApi:
         self.wakes.stop()
         await self._delivery.stop()
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: Request) -> Answer:
         rest = request.path.removeprefix(CONTROL_ROOT.encode()).lstrip(b"/")
         if rest == b"jwks.json":
-            jwks = partial(self._jwks, request)
-            self._allow({"GET": jwks, "HEAD": jwks}, request)
-            return
+            return self._allow({"GET": self._jwks, "HEAD": self._jwks}, request)
         kind, _, tail = rest.partition(b"/")
         raw_id, _, action = tail.partition(b"/")
         subscription_id = decode_segment(raw_id)
@@ -60,74 +62,56 @@ class SubscriptionApi:
             raise InvalidRequest(f"a subscription id has at most {ID_BYTES_MAX} bytes", code="INVALID_REQUEST")
         if action.startswith(b"streams/"):
             path = decode_segment(action.removeprefix(b"streams/")).strip("/")
-            unlink = partial(self.wakes.unlink, subscription_id, path, self._done(request, _no_content))
-            self._allow({"DELETE": unlink}, request)
-            return
+            return self._allow({"DELETE": lambda: self.wakes.unlink(subscription_id, path).then(no_content)}, request)
         methods = self._routes.get(action.decode("latin-1"))
         if methods is None:
             raise NotFound("there is no such control route", code="NOT_FOUND")
         handlers = {method: partial(handler, request, subscription_id) for method, handler in methods.items()}
-        self._allow(handlers, request)
+        return self._allow(handlers, request)
 
     @staticmethod
-    def _allow(handlers: Mapping[str, Callable[[], None]], request: Request) -> None:
+    def _allow(handlers: Mapping[str, Callable[[], Answer]], request: Request) -> Answer:
         handler = handlers.get(request.method)
         if handler is None:
             allow = b"allow: %b, OPTIONS\r\n" % ", ".join(handlers).encode()
-            request.reply(problem(405, "METHOD_NOT_ALLOWED", f"{request.method} is not possible here", fields=allow))
-        else:
-            handler()
-
-    @staticmethod
-    def _done(request: Request, render: Callable[[Any], Response]) -> Callable[[Any], None]:
-        """A shard reply that becomes an HTTP one."""
-        return lambda outcome: request.reply(
-            error_response(outcome) if isinstance(outcome, MillstreamError) else render(outcome)
-        )
+            return problem(405, "METHOD_NOT_ALLOWED", f"{request.method} is not possible here", fields=allow)
+        return handler()
 
     # -- the resource --------------------------------------------------------------------------------------
 
-    def _put(self, request: Request, subscription_id: str) -> None:
+    def _put(self, request: Request, subscription_id: str) -> Answer:
         config = parse_config(json_body(request))
 
-        def described(outcome: tuple[Subscription, bool] | MillstreamError) -> None:
-            if isinstance(outcome, MillstreamError):
-                request.reply(error_response(outcome))
-            else:
-                subscription, is_new = outcome
-                self._describe(request, 201 if is_new else 200, subscription)
+        def created(outcome: tuple[Subscription, bool]) -> Pending[Response]:
+            subscription, is_new = outcome
+            return self._describe(subscription, 201 if is_new else 200)
 
         owner = request.principal.key if request.principal is not None else ""
-        self.wakes.create(subscription_id, config, request.base_url, described, owner=owner)
+        return self.wakes.create(subscription_id, config, request.base_url, owner=owner).then(created)
 
-    def _get(self, request: Request, subscription_id: str) -> None:
+    def _get(self, request: Request, subscription_id: str) -> Answer:
         query = parse_query(request.query)
         limit = parse_limit(query.get("limit"))
-        self._describe(request, 200, self.wakes.get(subscription_id), query.get("after", ""), limit)
+        return self._describe(self.wakes.get(subscription_id), 200, query.get("after", ""), limit)
 
-    def _delete(self, request: Request, subscription_id: str) -> None:
-        self.wakes.delete(subscription_id, self._done(request, _no_content))
+    def _delete(self, request: Request, subscription_id: str) -> Answer:
+        return self.wakes.delete(subscription_id).then(no_content)
 
-    def _link(self, request: Request, subscription_id: str) -> None:
+    def _link(self, request: Request, subscription_id: str) -> Answer:
         paths = checked_paths(object_body(request).get("streams"))
-        self.wakes.link(subscription_id, paths, self._done(request, _no_content))
+        return self.wakes.link(subscription_id, paths).then(no_content)
 
     def _describe(
-        self,
-        request: Request,
-        status: int,
-        subscription: Subscription,
-        after: str = "",
-        limit: int = LINKS_PAGE_MAX,
-    ) -> None:
-        def render(infos: list[dict[str, object]]) -> None:
+        self, subscription: Subscription, status: int, after: str = "", limit: int = LINKS_PAGE_MAX
+    ) -> Pending[Response]:
+        def render(infos: list[dict[str, object]]) -> Response:
             described = self._description(subscription)
             described["streams"] = infos[:limit]
             if len(infos) > limit:
                 described["next_cursor"] = infos[limit - 1]["path"]
-            request.reply(_json(status, described))
+            return as_json(described, status)
 
-        self.wakes.link_infos(subscription, after, limit + 1, render)
+        return in_background(self.wakes.link_infos(subscription, after, limit + 1)).then(render)
 
     def _description(self, subscription: Subscription) -> dict[str, object]:
         config, wake = subscription.config, subscription.wake
@@ -162,13 +146,13 @@ class SubscriptionApi:
             }
         return {name: value for name, value in described.items() if value is not None}
 
-    def _jwks(self, request: Request) -> None:
+    def _jwks(self) -> Response:
         fields = b"content-type: application/jwk-set+json\r\ncache-control: public, max-age=300\r\n"
-        request.reply(Response(200, fields, msgspec.json.encode({"keys": [self.wakes.signer.jwk]})))
+        return Response(200, fields, msgspec.json.encode({"keys": [self.wakes.signer.jwk]}))
 
     # -- workers -------------------------------------------------------------------------------------------
 
-    def _claim(self, request: Request, subscription_id: str) -> None:
+    def _claim(self, request: Request, subscription_id: str) -> Answer:
         worker = object_body(request).get("worker")
         if not isinstance(worker, str) or not 0 < len(worker) <= ID_BYTES_MAX:
             raise InvalidRequest(f"worker must be a string of 1 to {ID_BYTES_MAX} characters", code="INVALID_REQUEST")
@@ -183,23 +167,18 @@ class SubscriptionApi:
                 "pending_count": len(subscription.pending),
                 "lease_ttl_ms": subscription.config.lease_ttl_ms,
             }
-            return _json(200, claimed)
+            return as_json(claimed)
 
-        self.wakes.claim(subscription_id, worker, self._done(request, render))
+        return self.wakes.claim(subscription_id, worker).then(render)
 
-    def _acknowledge(self, request: Request, subscription_id: str, *, by_webhook: bool) -> None:
-        self.wakes.acknowledge(
-            subscription_id,
-            _bearer_token(request),
-            object_body(request),
-            self._done(request, lambda next_wake: _json(200, {"ok": True, "next_wake": next_wake})),
-            by_webhook=by_webhook,
-        )
+    def _acknowledge(self, request: Request, subscription_id: str, *, by_webhook: bool) -> Answer:
+        token, body = _bearer_token(request), object_body(request)
+        acknowledged = self.wakes.acknowledge(subscription_id, token, body, by_webhook=by_webhook)
+        return acknowledged.then(lambda next_wake: as_json({"ok": True, "next_wake": next_wake}))
 
-    def _release(self, request: Request, subscription_id: str) -> None:
-        self.wakes.release(
-            subscription_id, _bearer_token(request), object_body(request), self._done(request, _no_content)
-        )
+    def _release(self, request: Request, subscription_id: str) -> Answer:
+        released = self.wakes.release(subscription_id, _bearer_token(request), object_body(request))
+        return released.then(no_content)
 
     # -- webhooks ------------------------------------------------------------------------------------------
 
@@ -266,15 +245,6 @@ def _bearer_token(request: Request) -> str:
     if scheme.lower() != "bearer" or not token:
         raise Unauthorized("Authorization: Bearer with the wake's token is required", code="TOKEN_INVALID")
     return token.strip()
-
-
-def _json(status: int, body: object) -> Response:
-    fields = b"content-type: application/json\r\ncache-control: no-store\r\n"
-    return Response(status, fields, msgspec.json.encode(body))
-
-
-def _no_content(outcome: object) -> Response:
-    return Response(204)
 
 
 def _iso(at_ms: int) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
 
 from millstream.access.url_tokens import UrlGrant, make_url_token
+from millstream.clock import Clock
 from millstream.errors import InvalidRequest, Unavailable
 from millstream.protocol.keys import StreamKey, stream_key_of
-from millstream.server.http.messages import Request, Response
-from millstream.shard.shard import Shard
+from millstream.server.api.responses import as_json
+from millstream.server.http.messages import Answer, Request
 
-URL_TOKENS: Final = "url tokens"
 DEFAULT_SECONDS: Final = 300
-_FIELDS: Final = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
 
 class _Wish(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,14 +26,17 @@ _WISH: Final = msgspec.json.Decoder(_Wish)
 
 
 class UrlTokenApi:
-    def __init__(self, shard: Shard, seconds_max: float) -> None:
-        self._shard = shard
+    """`token_key` is what signs; a node of a cluster that has not caught up yet has none."""
+
+    def __init__(self, clock: Clock, token_key: Callable[[], bytes | None], seconds_max: float) -> None:
+        self._clock = clock
+        self._token_key = token_key
         self._seconds_max = int(seconds_max)
 
-    def make(self, request: Request) -> None:
+    def make(self, request: Request) -> Answer:
         wish, key = _wish(request), wished_key(request)
-        secret = self._shard.token_key()
-        if secret is None:  # a node that has not caught up yet
+        secret = self._token_key()
+        if secret is None:
             raise Unavailable("this node does not have the server's key yet", hint="try again, or ask another node")
         longest = self._seconds_max
         seconds = min(DEFAULT_SECONDS, longest) if wish.seconds is None else wish.seconds
@@ -43,7 +46,7 @@ class UrlTokenApi:
                 code="invalid_lifetime",
                 hint="ask for another one before it expires",
             )
-        expires_at_ms = self._shard.clock.now_ms() + seconds * 1000
+        expires_at_ms = self._clock.now_ms() + seconds * 1000
         maker = request.principal
         if maker is not None and maker.expires_at_ms is not None:
             expires_at_ms = min(expires_at_ms, maker.expires_at_ms)
@@ -53,7 +56,7 @@ class UrlTokenApi:
             "stream": f"/v1/stream/{key.v1_path}",
             "expires_at_ms": expires_at_ms,
         }
-        request.reply(Response(201, _FIELDS, msgspec.json.encode(body)))
+        return as_json(body, 201)
 
 
 def wished_key(request: Request) -> StreamKey:

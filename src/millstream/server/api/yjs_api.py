@@ -18,16 +18,16 @@ from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.lib0 import check_updates
 from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, format_offset, parse_offset
-from millstream.server.api.later import reply_later
+from millstream.server.api.background import in_background
 from millstream.server.api.live import LiveReaders, LongPoll
+from millstream.server.api.responses import then
 from millstream.server.api.stream_api import StreamApi
 from millstream.server.http.bodies import GeneratedBody
-from millstream.server.http.error_map import error_response, yjs_error
 from millstream.server.http.limits import ReadLimits
-from millstream.server.http.messages import Request, Response, parse_query
+from millstream.server.http.messages import Answer, Request, Response, parse_query
 from millstream.shard.listeners import bucket_topic
 from millstream.shard.shard import Shard
-from millstream.streams.commands import CreateStream
+from millstream.streams.commands import Created, CreateStream
 from millstream.streams.state import Stream
 from millstream.yjs.compaction import CompactionLimits, Compactor
 from millstream.yjs.names import AWARENESS_DEFAULT, Document
@@ -61,7 +61,7 @@ class YjsApi:
         self._readers = readers.with_limits(self._waiting_longer(readers.limits))
         self._streams = StreamApi(shard, self._readers)
         self.compactor = Compactor(shard, settings.compaction)
-        self.methods: dict[str, Callable[[Request, Document], None]] = {
+        self.methods: dict[str, Callable[[Request, Document], Answer]] = {
             "GET": self.read,
             "POST": self.write,
             "PUT": self.create,
@@ -76,37 +76,29 @@ class YjsApi:
         self._readers.limits = self._waiting_longer(limits)
         self.compactor.limits = replace(self.compactor.limits, snapshot_bytes_max=limits.snapshot_bytes_max)
 
-    @staticmethod
-    def adopt(request: Request) -> None:
-        """Make every error that the request is answered with one of this protocol's (§10)."""
-        reply = request.reply
-        request.reply = lambda response: reply(yjs_error(response) if response.status >= 400 else response)
-
     # -- reading (§5.1, §5.2, §5.3, §5.5) ----------------------------------------------------------------------
 
-    def read(self, request: Request, document: Document) -> None:
+    def read(self, request: Request, document: Document) -> Answer:
         query = parse_query(request.query)
         if "awareness" in query:
-            self._read_awareness(request, document, query)
-            return
+            return self._read_awareness(request, document, query)
         offset = query.get("offset")
         if offset == SNAPSHOT_TOKEN:
-            self._discover(request, document)
-        elif offset is not None and offset.endswith(SNAPSHOT_SUFFIX):
-            self._read_snapshot(request, document, offset.removesuffix(SNAPSHOT_SUFFIX))
-        else:
-            self._read_updates(request, document, query)
+            return self._discover(request, document)
+        if offset is not None and offset.endswith(SNAPSHOT_SUFFIX):
+            return self._read_snapshot(document, offset.removesuffix(SNAPSHOT_SUFFIX))
+        return self._read_updates(request, document, query)
 
-    def _discover(self, request: Request, document: Document) -> None:
+    def _discover(self, request: Request, document: Document) -> Response:
         stream = self._find(document)
         snapshot = stream.snapshot if stream is not None else None
         token = BEGINNING_TOKEN if snapshot is None else format_offset(snapshot.offset) + SNAPSHOT_SUFFIX
         kept = [pair for pair in request.query.split(b"&") if pair and not pair.startswith(b"offset=")]
         query = b"&".join([b"offset=%b" % token.encode(), *kept])
         location = b"location: %b%b?%b\r\n" % (request.base_url.encode(), request.path, query)
-        request.reply(Response(307, location + _CACHE_DISCOVERY))
+        return Response(307, location + _CACHE_DISCOVERY)
 
-    def _read_snapshot(self, request: Request, document: Document, token: str) -> None:
+    def _read_snapshot(self, document: Document, token: str) -> Answer:
         stream = self._find(document)
         snapshot = stream.snapshot if stream is not None else None
         try:
@@ -126,51 +118,44 @@ class YjsApi:
             OCTET_STREAM.encode(),
             format_offset(snapshot.offset + 1).encode(),
         )
-        reply_later(
-            request,
-            self._shard.blobs.open(snapshot, lambda: stream.snapshot == snapshot),
-            lambda pieces: Response(200, fields + _CACHE_NEVER, GeneratedBody(pieces), length=snapshot.size),
+        opened = in_background(self._shard.blobs.open(snapshot, lambda: stream.snapshot == snapshot))
+        return opened.then(
+            lambda pieces: Response(200, fields + _CACHE_NEVER, GeneratedBody(pieces), length=snapshot.size)
         )
 
-    def _read_updates(self, request: Request, document: Document, query: dict[str, str]) -> None:
+    def _read_updates(self, request: Request, document: Document, query: dict[str, str]) -> Answer:
         if query.get("live") == "true":
             query = {**query, "live": "long-poll"}
         if self._find(document) is None:
-            self._read_nothing(request, document, query)
-        else:
-            self._streams.read_query(request, document.key, query)
+            return self._read_nothing(request, document, query)
+        return self._streams.read_query(request, document.key, query)
 
-    def _read_nothing(self, request: Request, document: Document, query: dict[str, str]) -> None:
+    def _read_nothing(self, request: Request, document: Document, query: dict[str, str]) -> Answer:
         """A document that nobody has written to is an empty one (§9.1), for those who do not demand that it exists."""
         token = query.get("offset", BEGINNING_TOKEN)
         if token not in (BEGINNING_TOKEN, NOW_TOKEN):
             parse_offset(token)
         live = query.get("live")
         if live is None:
-            request.reply(Response(200, b"content-type: %b\r\n" % OCTET_STREAM.encode() + _EMPTY_FIELDS))
-        elif live == "long-poll":
-            self._await_document(request, document, query)
-        else:
-            raise _no_document(document)
+            return Response(200, b"content-type: %b\r\n" % OCTET_STREAM.encode() + _EMPTY_FIELDS)
+        if live == "long-poll":
+            return self._await_document(request, document, query)
+        raise _no_document(document)
 
-    def _await_document(self, request: Request, document: Document, query: dict[str, str]) -> None:
+    def _await_document(self, request: Request, document: Document, query: dict[str, str]) -> Answer:
         def is_ready() -> bool:
             stream = self._existing(document.key)
             return stream is not None and stream.tail > 0
 
-        def answer() -> None:
-            try:
-                if is_ready():
-                    self._streams.read_query(request, document.key, {**query, "offset": BEGINNING_TOKEN})
-                else:
-                    cursor = b"stream-cursor: %d\r\n" % self._readers.interval(query.get("cursor"))
-                    request.reply(Response(204, _EMPTY_FIELDS + cursor))
-            except MillstreamError as error:
-                request.reply(error_response(error))
+        def answer(_: None) -> Answer:
+            if is_ready():
+                return self._streams.read_query(request, document.key, {**query, "offset": BEGINNING_TOKEN})
+            cursor = b"stream-cursor: %d\r\n" % self._readers.interval(query.get("cursor"))
+            return Response(204, _EMPTY_FIELDS + cursor)
 
-        request.on_disconnect = LongPoll(self._readers, bucket_topic(document.service), is_ready, answer).cancel
+        return LongPoll(self._readers, bucket_topic(document.service), is_ready).over.then(answer)
 
-    def _read_awareness(self, request: Request, document: Document, query: dict[str, str]) -> None:
+    def _read_awareness(self, request: Request, document: Document, query: dict[str, str]) -> Answer:
         key = document.awareness_key(query["awareness"])
         if query.get("live") == "true":
             query = {**query, "live": "sse"}
@@ -179,54 +164,50 @@ class YjsApi:
             # Awareness streams expire and are made anew; nobody misses what a former one held.
             query = {**query, "cursor": str(cursor.interval)}
 
-        def read() -> None:
+        def read() -> Answer:
             stream = self._existing(key)
             token = query.get("offset")
             if stream is not None and token == BEGINNING_TOKEN and stream.earliest:
                 # What was given up is of no interest to anybody.
-                self._streams.read_query(request, key, {**query, "offset": format_offset(stream.earliest)})
-            else:
-                self._streams.read_query(request, key, query)
+                return self._streams.read_query(request, key, {**query, "offset": format_offset(stream.earliest)})
+            return self._streams.read_query(request, key, query)
 
-        self._with_awareness(request, document, key, read)
+        return self._with_awareness(document, key, read)
 
     # -- writing (§5.4, §5.6) ----------------------------------------------------------------------------------
 
-    def write(self, request: Request, document: Document) -> None:
+    def write(self, request: Request, document: Document) -> Answer:
         says_goodbye = b"stream-closed" in request.headers and not request.body
         _adapt_headers(request)
         name = parse_query(request.query).get("awareness")
         if name is not None:
-            self._write_awareness(request, document, name)
-            return
+            return self._write_awareness(request, document, name)
         stream = self._find(document)
         if says_goodbye:
-            self._say_goodbye(request, stream)
-            return
+            return self._say_goodbye(stream)
         check_updates(request.body)
-        if stream is not None:
-            self._check_session(request, stream)
-        _after_success(request, partial(self._on_existing, document.key, self.compactor.consider))
         append = partial(self._streams.append, request, document.key)
         if stream is None:
             self._streams.judge_first_append(request, document.key, OCTET_STREAM)
-            self._create_then(request, CreateStream(document.key, OCTET_STREAM), append)
+            answer = self._create_then(CreateStream(document.key, OCTET_STREAM), append)
         else:
-            append()
+            self._check_session(request, stream)
+            answer = append()
+        return _after_success(answer, partial(self._on_existing, document.key, self.compactor.consider))
 
     @staticmethod
-    def _say_goodbye(request: Request, stream: Stream | None) -> None:
+    def _say_goodbye(stream: Stream | None) -> Response:
         """A client that leaves ends its producer by closing the stream. It does not mean the document."""
         tail = format_offset(stream.tail if stream is not None else START)
-        request.reply(Response(204, b"stream-next-offset: %b\r\n" % tail.encode()))
+        return Response(204, b"stream-next-offset: %b\r\n" % tail.encode())
 
-    def _write_awareness(self, request: Request, document: Document, name: str) -> None:
+    def _write_awareness(self, request: Request, document: Document, name: str) -> Answer:
         key = document.awareness_key(name)
         self._check_has_awareness(document)
         if self._existing(key) is None:
             self._streams.judge_first_append(request, key, OCTET_STREAM)
-        _after_success(request, partial(self._on_existing, key, self._shorten))
-        self._with_awareness(request, document, key, partial(self._streams.append, request, key))
+        answer = self._with_awareness(document, key, partial(self._streams.append, request, key))
+        return _after_success(answer, partial(self._on_existing, key, self._shorten))
 
     def _on_existing(self, key: StreamKey, then: Callable[[Stream], None]) -> None:
         stream = self._existing(key)
@@ -237,11 +218,11 @@ class YjsApi:
         if stream.tail - stream.earliest >= AWARENESS_BYTES_MAX:
             boundary = self._shard.reader.hot_boundary(stream, stream.tail - AWARENESS_BYTES_KEPT)
             if boundary > stream.earliest:
-                self._shard.trim(stream, boundary, lambda outcome: None)
+                self._shard.trim(stream, boundary)
 
     # -- the document itself ---------------------------------------------------------------------------------
 
-    def create(self, request: Request, document: Document) -> None:
+    def create(self, request: Request, document: Document) -> Answer:
         _adapt_headers(request)
         content_type = request.headers[b"content-type"].decode("latin-1")
         if media_type(content_type) != OCTET_STREAM:
@@ -249,45 +230,37 @@ class YjsApi:
         name = parse_query(request.query).get("awareness")
         if name is None:
             check_updates(request.body)
-            self._create_awareness_too(request, document)
-            self._streams.create(request, document.key)
-            return
+            return then(self._streams.create(request, document.key), partial(self._create_awareness_too, document))
         key = document.awareness_key(name)
         if self._existing(document.key) is None:
             raise _no_document(document)
         request.headers[b"stream-ttl"] = b"%d" % self._settings.awareness_ttl_seconds
-        self._streams.create(request, key)
+        return self._streams.create(request, key)
 
-    def _create_awareness_too(self, request: Request, document: Document) -> None:
+    def _create_awareness_too(self, document: Document, response: Response) -> Answer:
         """Who creates a document finds its default awareness stream there when that is answered."""
-        reply = request.reply
         key = document.awareness_key(AWARENESS_DEFAULT)
-
-        def replied(response: Response) -> None:
-            if response.status < 300 and self._existing(key) is None:
-                self._shard.create(self._awareness(key), lambda outcome: reply(response))
-            else:
-                reply(response)
-
-        request.reply = replied
+        if response.status >= 300 or self._existing(key) is not None:
+            return response
+        # Also if that fails: the first who reads or writes it makes it.
+        return self._shard.create(self._awareness(key)).then_either(lambda _: response)
 
     def _awareness(self, key: StreamKey) -> CreateStream:
         return CreateStream(key, OCTET_STREAM, expiry=Expiry(self._settings.awareness_ttl_seconds, None, None))
 
-    def head(self, request: Request, document: Document) -> None:
-        self._streams.head(request, self._named(request, document))
+    def head(self, request: Request, document: Document) -> Answer:
+        return self._streams.head(request, self._named(request, document))
 
-    def delete(self, request: Request, document: Document) -> None:
+    def delete(self, request: Request, document: Document) -> Answer:
         """Delete a document, and its awareness streams with it; or one of those."""
         key = self._named(request, document)
-        if key == document.key:
-            _after_success(request, partial(self._delete_awareness, document))
-        self._streams.delete(request, key)
+        answer = self._streams.delete(request, key)
+        return _after_success(answer, partial(self._delete_awareness, document)) if key == document.key else answer
 
     def _delete_awareness(self, document: Document) -> None:
         for stream in list(self._shard.scan_paths(f"{document.service}/{document.awareness_prefix}")):
             if document.owns_awareness(stream.key):
-                self._shard.delete(stream.key, lambda outcome: None)
+                self._shard.delete(stream.key)
 
     def _named(self, request: Request, document: Document) -> StreamKey:
         """The stream that a request without a body names: the document's, or one of its awareness streams."""
@@ -322,26 +295,20 @@ class YjsApi:
         if self._existing(document.key) is None:
             raise _no_awareness(document)
 
-    def _with_awareness(self, request: Request, document: Document, key: StreamKey, then: Callable[[], None]) -> None:
+    def _with_awareness(self, document: Document, key: StreamKey, action: Callable[[], Answer]) -> Answer:
         """Go on once an awareness stream exists: the first who reads or writes it makes it (§5.6)."""
         self._check_has_awareness(document)
-        if self._existing(key) is not None:
-            then()
-        else:
-            self._create_then(request, self._awareness(key), then)
+        return action() if self._existing(key) is not None else self._create_then(self._awareness(key), action)
 
-    def _create_then(self, request: Request, command: CreateStream, then: Callable[[], None]) -> None:
-        def created(outcome: object) -> None:
-            if request.is_disconnected:
-                return
-            try:
-                if isinstance(outcome, MillstreamError) and self._existing(command.key) is None:
-                    raise outcome
-                then()  # it exists, made by this request or by one that came first
-            except MillstreamError as error:
-                request.reply(error_response(error))
+    def _create_then(self, command: CreateStream, action: Callable[[], Answer]) -> Answer:
+        """Go on once a stream exists, made by this request or by one that came first."""
 
-        self._shard.create(command, created)
+        def created(outcome: Created | MillstreamError) -> Answer:
+            if isinstance(outcome, MillstreamError) and self._existing(command.key) is None:
+                raise outcome
+            return action()
+
+        return self._shard.create(command).then_either(created)
 
     def _check_session(self, request: Request, stream: Stream) -> None:
         """Have a producer that starts over claim a new epoch.
@@ -379,12 +346,10 @@ def _adapt_headers(request: Request) -> None:
     request.headers = headers
 
 
-def _after_success(request: Request, then: Callable[[], None]) -> None:
-    reply = request.reply
-
-    def replied(response: Response) -> None:
-        reply(response)
+def _after_success(answer: Answer, action: Callable[[], None]) -> Answer:
+    def answered(response: Response) -> Response:
         if response.status < 300:
-            then()
+            action()
+        return response
 
-    request.reply = replied
+    return then(answer, answered)

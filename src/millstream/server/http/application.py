@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from millstream.server.http.messages import Request, Response, Upload
+from millstream.errors import MillstreamError
+from millstream.server.http.messages import Answer, Request, Response, Upload
 from millstream.server.http.metrics import Metrics
 from millstream.tasks import Supervisor
 
@@ -26,7 +27,7 @@ class Application(Protocol):
         """Whether `refusal_of_head` may refuse anything."""
         ...
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: Request) -> Answer:
         """Answer a request, now or later, whatever happens."""
         ...
 
@@ -38,8 +39,8 @@ class Application(Protocol):
         """The answer to a request whose body need not be awaited, since it would be refused."""
         ...
 
-    def answered(self, request: Request, response: Response) -> Response:
-        """Called with every answer as it goes out, whoever gave it; returns what is to be sent."""
+    def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
+        """Called with what became of a request, whoever decided that; returns what is to be sent."""
         ...
 
     def worded(self, target: bytes, refusal: Response) -> Response:

@@ -12,12 +12,12 @@ from urllib.parse import quote
 from millstream import config as configuration
 from millstream.clock import monotonic_seconds
 from millstream.errors import InvalidRequest, MillstreamError
+from millstream.pending import Pending
 from millstream.server.http.application import Application
 from millstream.server.http.error_map import error_response, problem
 from millstream.server.http.messages import (
     COMMON_FIELDS,
     BodyStream,
-    ReplyWith,
     Request,
     Response,
     Upload,
@@ -63,42 +63,39 @@ class Exchange:
         return self._id
 
     async def run(self) -> None:
-        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-        def reply(response: Response) -> None:
-            if not answer.done():
-                answer.set_result(response)
-
         try:
-            request = await self._request(reply)
+            request = await self._request()
         except MillstreamError as error:
             await self._respond(error_response(error), "GET", self._id)
             return
         if request is None:
             return
-        self._app.handle(request)
-        work = asyncio.ensure_future(self._answer(request, answer))
+        work = asyncio.ensure_future(self._answer(request))
         watch = asyncio.ensure_future(self._disconnected())
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not work.done():
-                request.disconnect()
-                work.cancel()
+            work.cancel()
             watch.cancel()
             await asyncio.gather(work, watch, return_exceptions=True)
         if not work.cancelled():
             work.result()
 
-    async def _answer(self, request: Request, answer: asyncio.Future[Response]) -> None:
-        response = self._app.answered(request, await answer)
+    async def _answer(self, request: Request) -> None:
+        answer = self._app.handle(request)
+        outcome: Response | MillstreamError
+        try:
+            outcome = await answer if isinstance(answer, Pending) else answer
+        except MillstreamError as error:
+            outcome = error
+        response = self._app.answered(request, outcome)
         await self._respond(response, request.method, request.id.encode("latin-1"))
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def _request(self, reply: ReplyWith) -> Request | None:
+    async def _request(self) -> Request | None:
         scope = self._scope
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
@@ -112,7 +109,7 @@ class Exchange:
         base_url = self._config.server.public_url or base_url_of(
             scope.get("scheme", "http"), headers.get(b"host", b"localhost")
         )
-        head = Request(scope["method"], path, scope["query_string"], headers, b"", lambda response: None, client=self)
+        head = Request(scope["method"], path, scope["query_string"], headers, b"", client=self)
         refusal = self._app.refusal_of_head(head)
         if refusal is not None:
             await self._refuse(path, refusal, scope["method"])
@@ -123,7 +120,7 @@ class Exchange:
             if upload is not None:
                 upload.discard()
             return None
-        request = Request(scope["method"], path, scope["query_string"], headers, body, reply, base_url + mount, self)
+        request = Request(scope["method"], path, scope["query_string"], headers, body, base_url + mount, self)
         request.upload = upload
         request.started = monotonic_seconds()
         return request

@@ -13,6 +13,7 @@ from millstream.access.scopes import Principal
 from millstream.caches import cached
 from millstream.clock import SystemClock
 from millstream.errors import InvalidRequest
+from millstream.pending import Pending
 from millstream.server.http.metrics import RouteSeries
 
 Fields = bytes
@@ -48,26 +49,20 @@ SANDBOX: Final = b"content-security-policy: sandbox\r\n"
 
 
 class Request:
-    """One request, body included, and the way to answer it.
-
-    `headers` has lower-case names; a repeated one is joined with commas. `reply` is called exactly once.
-    """
+    """One request, body included. `headers` has lower-case names; a repeated one is joined with commas."""
 
     __slots__ = (
         "_base_url",
         "body",
         "client",
         "headers",
-        "is_disconnected",
         "is_open",
         "method",
-        "on_disconnect",
         "path",
         "principal",
         "query",
-        "reply",
+        "role",
         "series",
-        "session",
         "started",
         "upload",
     )
@@ -79,7 +74,6 @@ class Request:
         query: bytes,
         headers: dict[bytes, bytes],
         body: bytes,
-        reply: ReplyWith,
         base_url: str | None = None,
         client: Client | None = None,
     ) -> None:
@@ -90,10 +84,6 @@ class Request:
         self.query = query
         self.headers = headers
         self.body = body
-        self.reply = reply
-        self.is_disconnected = False
-        # What to do if the client goes away before it is answered; set by handlers that wait.
-        self.on_disconnect: Callable[[], None] | None = None
         self.upload: Upload | None = None
         self._base_url = base_url
         self.client = client
@@ -101,9 +91,10 @@ class Request:
         self.series: RouteSeries | None = None
         # Whether it needs no token where others do: only then may its answer be kept by caches that many share.
         self.is_open = False
-        # Who the gate says sent it, and what else the gate wants to know of it.
+        # Who the gate says sent it.
         self.principal: Principal | None = None
-        self.session: Session | None = None
+        # In a cluster: the field that says as what this node answers, judged when the answer goes out.
+        self.role: Callable[[], Fields] | None = None
 
     @property
     def id(self) -> str:
@@ -124,16 +115,6 @@ class Request:
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else None
-
-    def disconnect(self) -> None:
-        self.is_disconnected = True
-        if self.session is not None:
-            self.session.close()
-        if self.on_disconnect is not None:
-            # What is given up refers to its request: without this it would be a cycle, kept with all it had read until
-            # a collection that may be far away.
-            give_up, self.on_disconnect = self.on_disconnect, None
-            give_up()
 
 
 class Client(Protocol):
@@ -156,12 +137,6 @@ def given_id(headers: dict[bytes, bytes]) -> bytes | None:
 def new_id() -> bytes:
     """A name that nothing else in this or another run of the server has."""
     return b"%b-%x" % (_ID_PREFIX, next(_ID_NUMBERS))
-
-
-class Session(Protocol):
-    def close(self) -> None:
-        """The client is gone."""
-        ...
 
 
 class Sink(Protocol):
@@ -221,7 +196,8 @@ class Response:
         self.length = length
 
 
-ReplyWith = Callable[[Response], None]
+Answer = Response | Pending[Response]
+"""What a handler gives: a response, or one that will be there."""
 
 
 def base_url_of(scheme: str, host: bytes) -> str:

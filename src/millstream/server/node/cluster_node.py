@@ -16,8 +16,9 @@ from typing import Final
 from millstream.clock import Clock, ExpiryClock, SystemClock
 from millstream.cluster.admin import ClusterAdmin
 from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
+from millstream.cluster.dispatch import ClusterDispatch, with_role
 from millstream.cluster.forwarding import Forwarder
-from millstream.cluster.front import AllSubscriptions, ClusterApplication, Slot
+from millstream.cluster.local_shard import AllSubscriptions, LocalShard
 from millstream.cluster.membership import Membership, NodeSign, Settings
 from millstream.cluster.origins import Origins, forget_origins, read_origins
 from millstream.cluster.peers import Peers
@@ -26,22 +27,22 @@ from millstream.config import Config
 from millstream.errors import ConfigurationError, Corrupt, MillstreamError, NotFound, Unavailable
 from millstream.log.broker_link import BrokerLink, BrokerRefusal, BrokerSettings
 from millstream.log.jetstream_log import HEADER_BYTES, JetStreamLog, LogTrimmed, log_names
-from millstream.server.api.app import Application
 from millstream.server.api.console_pages import open_console
+from millstream.server.api.front import Front
 from millstream.server.api.gate import Gate
-from millstream.server.http.limits import read_limits
+from millstream.server.api.handlers import Handlers
+from millstream.server.http.messages import Request
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.cluster_checks import check_cluster, claim_directory
 from millstream.server.node.run import (
     FORCE_SECONDS,
     DataDirectory,
+    api_settings,
     end_by_force,
     flush_limits,
     object_store_settings,
     open_gate,
     stream_limits,
-    subscription_settings,
-    yjs_settings,
 )
 from millstream.shard.quarantine import Quarantine
 from millstream.shard.restore import restore
@@ -85,19 +86,19 @@ class ClusterNode:
         self._link: BrokerLink | None = None
         self._membership: Membership | None = None
         self._peers: Peers | None = None
-        self._slots: list[Slot] = []
+        self._shards: list[LocalShard] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._reopening: set[int] = set()
-        self._app: ClusterApplication | None = None
+        self._front: Front | None = None
+        self._dispatch: ClusterDispatch | None = None
         self._metrics = Metrics()
         self._supervisor = Supervisor()
         self._expiry_clock = ExpiryClock(self._clock)
-        self._limits = read_limits(config)
         self.on_removed: Callable[[], None] = lambda: None
 
     # -- starting ----------------------------------------------------------------------------------------------
 
-    async def start(self) -> ClusterApplication:
+    async def start(self) -> Front:
         """Start everything; waits for a majority of the brokers. Whatever ends it, nothing is left running."""
         loop = asyncio.get_running_loop()
         starting = loop.create_task(self._start())
@@ -115,13 +116,13 @@ class ClusterNode:
             raise ConfigurationError("stopped before the cluster was there") from None
         except BaseException:
             await self.stop()
-            if self._is_new and not self._slots:
+            if self._is_new and not self._shards:
                 # It never joined. `millstream restore`, which the refusal may ask for, wants an empty directory.
                 for name in MADE_AT_START:
                     _remove(self.config.server.data_dir / name)
             raise
 
-    async def _start(self) -> ClusterApplication:
+    async def _start(self) -> Front:
         config = self.config
         cluster = config.cluster
         broker_settings, system = await self._start_broker()
@@ -142,34 +143,46 @@ class ClusterNode:
         membership.on_change = partial(_call_soon, loop, self._nudge)
         await self._open_all()
         self._peers = Peers(link, membership.streams, system)
-        admin = ClusterAdmin(self._slots, membership, self._peers, self._metrics, self._supervisor)
-        forwarder = Forwarder(self._trust()) if cluster.forward else None
-        self._app = app = ClusterApplication(
-            self._slots, membership, admin.handle, admin.health, self._metrics, self._limits, forwarder
+        admin = ClusterAdmin(
+            self._shards,
+            membership,
+            self._peers,
+            self._metrics,
+            self._supervisor,
+            self._clock,
+            config.auth.url_token_max,
         )
-        app.logs_access = config.logging.access
-        app.console = open_console(config)
-        app.gate = self.open_gate(config)
-        for slot in self._slots:
-            await slot.replica.start()
+        forwarder = Forwarder(self._trust()) if cluster.forward else None
+        self._dispatch = ClusterDispatch(self._shards, membership, forwarder, self._address_of)
+        self._front = front = Front(self._dispatch, admin.handlers, self._metrics, admin.health, (with_role,))
+        front.logs_access = config.logging.access
+        front.console = open_console(config)
+        front.gate = self.open_gate(config)
+        for local in self._shards:
+            await local.replica.start()
         start = self._supervisor.start
         self._tasks = [start("tending", partial(self._tend_forever, admin), is_vital=True)]
-        if app.gate is not None:
-            self._tasks.append(start("token files", partial(app.gate.watch, config.auth.reload_interval)))
-        return app
+        if front.gate is not None:
+            self._tasks.append(start("token files", partial(front.gate.watch, config.auth.reload_interval)))
+        return front
+
+    def _address_of(self, request: Request) -> str:
+        """A client's address, as far as this node can tell."""
+        gate = self._front.gate if self._front is not None else None
+        return gate.client_address(request) if gate is not None else request.address
 
     def open_gate(self, config: Config) -> Gate | None:
         """One gate for all shards, by this node's own token files."""
         # The first shard's key signs for all: every node has it, and needs no leader to use it.
-        slots = self._slots
+        shards = self._shards
         return open_gate(
-            config, self._metrics, self._clock, AllSubscriptions(slots), lambda: slots[0].replica.shard.token_key()
+            config, self._metrics, self._clock, AllSubscriptions(shards), lambda: shards[0].replica.shard.token_key()
         )
 
     @property
     def keeps_house(self) -> bool:
         """Scheduled jobs are for the whole cluster: whoever leads the first shard starts them."""
-        return bool(self._slots) and self._slots[0].replica.is_leading
+        return bool(self._shards) and self._shards[0].replica.is_leading
 
     def _trust(self) -> ssl.SSLContext:
         """Other nodes are trusted as far as the system's authorities and the cluster's own vouch for them."""
@@ -278,7 +291,7 @@ class ClusterNode:
 
     # -- shards ------------------------------------------------------------------------------------------------
 
-    async def _open(self, number: int) -> Slot:
+    async def _open(self, number: int) -> LocalShard:
         """A replica of a shard: its catalog, restored if the log has gone on without it, and everything behind it."""
         attempt = 1
         while True:
@@ -291,7 +304,7 @@ class ClusterNode:
                 attempt += 1
                 logger.info("shard %d: the log was trimmed while it was read: %s", number, error.message)
 
-    async def _try_to_open(self, number: int) -> Slot:
+    async def _try_to_open(self, number: int) -> LocalShard:
         assert self._link is not None and self._membership is not None
         config = self.config
         link = self._link
@@ -342,32 +355,25 @@ class ClusterNode:
             raise
         shard.ownership.granted = self._membership.settings.claim(number)
         self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
-        limits = self._app.read_limits if self._app is not None else self._limits
-        app = Application(
-            shard,
-            limits,
-            object_store_settings(config),
-            yjs_settings(config),
-            subscription_settings(config),
-            metrics=self._metrics,
-            url_token_seconds_max=config.auth.url_token_max,
-        )
-        app.subscriptions.wakes.pause()
-        replica = Replica(shard, log, link, self._membership, self._clock, app.subscriptions.wakes)
+        handlers = Handlers(shard, api_settings(config), self._metrics)
+        if self._dispatch is not None and self._dispatch.read_limits is not None:
+            handlers.set_read_limits(self._dispatch.read_limits)  # they were changed since the start
+        handlers.subscriptions.wakes.pause()
+        replica = Replica(shard, log, link, self._membership, self._clock, handlers.subscriptions.wakes)
         replica.on_outdated = lambda: self._reopen(number)
-        return Slot(replica, app)
+        return LocalShard(replica, handlers)
 
     async def _open_all(self) -> None:
         """Open every shard, some at a time: each waits for the broker and for the disk more than it works."""
         gate = asyncio.Semaphore(OPENED_AT_ONCE)
 
-        async def open_one(number: int) -> Slot:
+        async def open_one(number: int) -> LocalShard:
             async with gate:
                 return await self._open(number)
 
         shards = range(self.config.cluster.shards)
         opened = await asyncio.gather(*(open_one(number) for number in shards), return_exceptions=True)
-        self._slots += [one for one in opened if isinstance(one, Slot)]  # a start that fails closes what is open
+        self._shards += [one for one in opened if isinstance(one, LocalShard)]  # a start that fails closes what is open
         for one in opened:
             if isinstance(one, BaseException):
                 raise one
@@ -420,19 +426,18 @@ class ClusterNode:
             self._tasks.append(self._supervisor.start("restoring", reopen, of=f"shard {number}", is_vital=True))
 
     async def _reopen_later(self, number: int) -> None:
-        slot = self._slots[number]
-        if slot.is_open:  # once, though this may be tried again
-            slot.is_open = False
-            slot.app.readers.end_all()
-            await slot.app.subscriptions.stop()
-            await slot.app.yjs.compactor.stop()
-            await slot.replica.abandon()
+        local = self._shards[number]
+        if local.is_open:  # once, though this may be tried again
+            local.is_open = False
+            local.handlers.readers.end_all()
+            await local.handlers.stop()
+            await local.replica.abandon()
         while True:
             try:
                 fresh = await self._open(number)
-                slot.replica, slot.app = fresh.replica, fresh.app
-                await slot.replica.start()
-                slot.is_open = True
+                local.replica, local.handlers = fresh.replica, fresh.handlers
+                await local.replica.start()
+                local.is_open = True
                 self._reopening.discard(number)
                 return
             except MillstreamError as error:
@@ -442,8 +447,8 @@ class ClusterNode:
     # -- tending -----------------------------------------------------------------------------------------------
 
     def _nudge(self) -> None:
-        for slot in self._slots:
-            slot.replica.nudge()
+        for local in self._shards:
+            local.replica.nudge()
 
     async def _tend_forever(self, admin: ClusterAdmin) -> None:
         """Say whether this node is ready, hand over what it should not lead, and end when it was removed."""
@@ -459,7 +464,7 @@ class ClusterNode:
                 logger.critical("this node was removed from the cluster; it stops")
                 self.on_removed()
                 return
-            led = [slot.replica for slot in self._slots if slot.replica.is_leading]
+            led = [local.replica for local in self._shards if local.replica.is_leading]
             heir = admin.least_burdened(exclude=me)
             is_unfair = heir is not None and len(led) > len(membership.view.led_by(heir)) + 1
             stable = stable + 1 if is_unfair else 0
@@ -476,19 +481,19 @@ class ClusterNode:
         """Hand over what is led, while clients are still connected: they are sent on to whoever takes it."""
         for task in self._tasks:
             task.cancel()
-        for slot in self._slots:
-            slot.replica.is_retired = True
+        for local in self._shards:
+            local.replica.is_retired = True
         assert self._membership is not None
         heirs = [node for node in self._membership.view.active if node != self._membership.sign.node]
         await self._step_down([self._membership.leases])
         await asyncio.gather(
             *(
                 # Between two leaders the log's broker may change unnoticed; under one, what it was told last is lost.
-                slot.replica.hand_over(
-                    heirs[slot.replica.number % len(heirs)] if heirs else None,
-                    before_release=partial(self._step_down, [slot.replica.log.names.stream]),
+                local.replica.hand_over(
+                    heirs[local.replica.number % len(heirs)] if heirs else None,
+                    before_release=partial(self._step_down, [local.replica.log.names.stream]),
                 )
-                for slot in self._slots
+                for local in self._shards
             )
         )
         await self._step_down()
@@ -502,9 +507,9 @@ class ClusterNode:
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop following, and stop the broker last: the others can do without us by then."""
         await end(*self._tasks)
-        await asyncio.gather(*(self._stop_slot(slot, timeout_seconds) for slot in self._slots))
-        if self._app is not None:
-            self._app.close()
+        await asyncio.gather(*(self._stop_shard(local, timeout_seconds) for local in self._shards))
+        if self._dispatch is not None:
+            self._dispatch.close()
         if self._link is not None:
             if self._membership is not None:
                 with contextlib.suppress(Unavailable):
@@ -515,10 +520,9 @@ class ClusterNode:
         self._directory.release()
 
     @staticmethod
-    async def _stop_slot(slot: Slot, timeout_seconds: float | None) -> None:
-        await slot.app.subscriptions.stop()
-        await slot.app.yjs.compactor.stop()
-        await slot.replica.abandon(timeout_seconds)
+    async def _stop_shard(local: LocalShard, timeout_seconds: float | None) -> None:
+        await local.handlers.stop()
+        await local.replica.abandon(timeout_seconds)
 
 
 class _Waiting:

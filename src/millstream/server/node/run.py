@@ -29,11 +29,12 @@ from millstream.log.disk import Disk
 from millstream.log.file_log import FileLog
 from millstream.measures import ShardMeasures
 from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, THIS_MACHINE
-from millstream.server.api.app import Application
 from millstream.server.api.console_pages import open_console
 from millstream.server.api.examples import Examples
 from millstream.server.api.front import Front
 from millstream.server.api.gate import Gate
+from millstream.server.api.handlers import ApiSettings, Handlers
+from millstream.server.api.single_node import front_of_one
 from millstream.server.api.yjs_api import YjsSettings
 from millstream.server.http.limits import http_limits, read_limits, trusted_proxies
 from millstream.server.http.metrics import Metrics
@@ -47,7 +48,7 @@ from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.quarantine import Quarantine
 from millstream.shard.scrub import ScrubLimits
 from millstream.shard.shard import Shard
-from millstream.shard.wakes import SubscriptionSettings
+from millstream.shard.subscription_quotas import SubscriptionSettings
 from millstream.streams.limits import StreamLimits
 from millstream.streams.subscriptions import Subscription
 from millstream.tasks import end
@@ -154,7 +155,8 @@ class Node:
             stuck_seconds_max=config.log.stuck_after,
             quarantine=Quarantine(data_dir / "quarantine"),
         )
-        self.app: Application | None = None
+        self.front: Front | None = None
+        self.handlers: Handlers | None = None
         self._watching: asyncio.Task[None] | None = None
         self.on_removed: Callable[[], None] = lambda: None
 
@@ -166,30 +168,27 @@ class Node:
     def keeps_house(self) -> bool:
         return not self._is_read_only
 
-    async def start(self) -> Application:
+    async def start(self) -> Front:
         if self._is_read_only:
             self.shard.read_only(refusal())
             self.notices.append("this server is for reading only; it changes nothing in the object store")
         else:
             await self._start_shard()
         config = self.config
-        self.app = app = Application(
-            self.shard,
-            read_limits(config),
-            object_store_settings(config),
-            yjs_settings(config),
-            subscription_settings(config),
-            url_token_seconds_max=config.auth.url_token_max,
+        metrics = Metrics()
+        self.handlers = handlers = Handlers(self.shard, api_settings(config), metrics)
+        self.front = front = front_of_one(
+            self.shard, handlers, metrics, url_token_seconds_max=config.auth.url_token_max
         )
-        app.logs_access = config.logging.access
-        app.console = open_console(config, is_mounted=self._is_mounted)
-        app.gate = self.open_gate(config)
-        if app.gate is not None:
-            watch = partial(app.gate.watch, config.auth.reload_interval)
-            self._watching = app.supervisor.start("token files", watch)
+        front.logs_access = config.logging.access
+        front.console = open_console(config, is_mounted=self._is_mounted)
+        front.gate = self.open_gate(config)
+        if front.gate is not None:
+            watch = partial(front.gate.watch, config.auth.reload_interval)
+            self._watching = front.supervisor.start("token files", watch)
         if not self._is_read_only:
-            app.subscriptions.wakes.resume()
-        return app
+            handlers.subscriptions.wakes.resume()
+        return front
 
     async def _start_shard(self) -> None:
         """Start the shard. A start that is refused on an empty data directory leaves it empty: nothing was accepted,
@@ -207,10 +206,10 @@ class Node:
 
     def open_gate(self, config: Config) -> Gate | None:
         """The gate that a configuration asks for; none if requests need no token and have no limits."""
-        assert self.app is not None
+        assert self.front is not None
         subscriptions = self.shard.machine.subscriptions.by_id
         shard, is_mounted = self.shard, self._is_mounted
-        return open_gate(config, self.app.metrics, shard.clock, subscriptions, shard.token_key, is_mounted=is_mounted)
+        return open_gate(config, self.front.metrics, shard.clock, subscriptions, shard.token_key, is_mounted=is_mounted)
 
     async def retire(self) -> None:
         """Nobody else could take over."""
@@ -218,9 +217,8 @@ class Node:
     async def stop(self, timeout_seconds: float | None = None) -> None:
         """Stop in order. A last flush that takes longer than allowed is given up: the log has everything."""
         await end(self._watching)
-        if self.app is not None:
-            await self.app.subscriptions.stop()
-            await self.app.yjs.compactor.stop()
+        if self.handlers is not None:
+            await self.handlers.stop()
         await self.shard.stop(timeout_seconds)
         self._directory.release()
 
@@ -339,6 +337,12 @@ def object_store_settings(config: Config) -> ObjectStoreSettings:
         if name.startswith(prefix)
     }
     return ObjectStoreSettings(cold.backend, path, options)
+
+
+def api_settings(config: Config) -> ApiSettings:
+    return ApiSettings(
+        read_limits(config), object_store_settings(config), yjs_settings(config), subscription_settings(config)
+    )
 
 
 def yjs_settings(config: Config) -> YjsSettings:

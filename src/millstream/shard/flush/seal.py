@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from millstream.errors import MillstreamError
 from millstream.shard.flush.capture import FlushCapture
 from millstream.shard.flush.store import Stored
 from millstream.shard.parts import ShardParts
@@ -44,9 +43,8 @@ class SealedFlushes:
         record = SegmentSealed(
             capture.first_position, capture.position, self._clock.now_ms(), stored.manifest_path, flush.notes, segments
         )
-        outcome = await self._committer.submit_and_wait(record)
-        if isinstance(outcome, MillstreamError):
-            raise outcome  # it may be in the log all the same: what it names stays, and is a leftover if it is not
+        # A record that is refused may be in the log all the same: what it names stays, and is a leftover if it is not.
+        await self._committer.commit(record)
         # Applying the record has noted it as sealed without an index; here the index is at hand.
         self._machine.forget_sealed(flush.through)
         self.flushes.append(flush)

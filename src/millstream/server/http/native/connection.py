@@ -17,6 +17,8 @@ from collections import deque
 from typing import Final, cast
 
 from millstream.clock import monotonic_seconds
+from millstream.errors import MillstreamError
+from millstream.pending import Pending
 from millstream.server.http.error_map import problem
 from millstream.server.http.messages import BodyStream, Request, Response
 from millstream.server.http.native.reading import CUT_OFF, EXPECTING, RequestReader
@@ -44,6 +46,7 @@ class Connection(asyncio.Protocol):
         "_held",
         "_incoming_bytes",
         "_loop",
+        "_pending",
         "_reader",
         "_refusal",
         "_request",
@@ -71,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0  # of their bodies
         self._incoming_bytes = 0  # these and the body that is arriving, as `shared` has counted them
         self._request: Request | None = None  # that is at work
+        self._pending: Pending[Response] | None = None  # what will answer it
         self._body: BodyStream | None = None  # of its answer
         self._refusal: Response | None = None  # the answer to what came after the requests in line
 
@@ -118,9 +122,10 @@ class Connection(asyncio.Protocol):
         if self._body is not None:
             self._body.cancel()
             self._body = None
-        if self._request is not None:
-            self._abandon(self._request)
-            self._request = None
+        self._request = None
+        if self._pending is not None:
+            self._pending.abandon()
+            self._pending = None
 
     def pause_writing(self) -> None:
         self._writer.pause()
@@ -232,7 +237,12 @@ class Connection(asyncio.Protocol):
             request.started = monotonic_seconds()
         self._request = request
         self.state = HANDLING
-        shared.app.handle(request)
+        answer = shared.app.handle(request)
+        if type(answer) is Response:
+            self._respond(answer)
+        else:
+            self._pending = cast("Pending[Response]", answer)
+            self._pending.when_settled(self._respond)
 
     def _is_idle(self) -> bool:
         """Whether everything that has arrived is answered."""
@@ -245,25 +255,21 @@ class Connection(asyncio.Protocol):
     # -- the application's side ----------------------------------------------------------------------------
 
     def _is_live_read(self) -> bool:
-        """Whether the request at work waits for what others write."""
-        return self._body is not None or (self._request is not None and self._request.on_disconnect is not None)
+        """Whether the request at work only waits for something, and is nothing without its reader."""
+        return self._body is not None or (self._pending is not None and self._pending.is_abandonable)
 
-    def _abandon(self, request: Request) -> None:
-        """The client of the request at work has gone away."""
-        request.disconnect()
-
-    def respond(self, response: Response) -> None:
+    def _respond(self, outcome: Response | MillstreamError) -> None:
         """Answer the request at work; they are handled one at a time, so there is no other."""
         request = self._request
         if request is None:
             return  # the client went away while we worked
-        response = self._shared.app.answered(request, response)
+        self._pending = None
+        response = self._shared.app.answered(request, outcome)
         body = response.body
         if isinstance(body, bytes) or request.method == "HEAD":
             self._writer.write_whole(request, response)
             self._end()
         else:
-            request.on_disconnect = None
             self.state = STREAMING
             self._body = body
             body.start(self._writer.start_body(request, response, self._end))

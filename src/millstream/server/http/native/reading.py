@@ -47,10 +47,6 @@ class Recipient(Client, Protocol):
         """The client waits for a 100 Continue before it sends the body."""
         ...
 
-    def respond(self, response: Response) -> None:
-        """Answer the request that is at work."""
-        ...
-
 
 class RequestReader:
     __slots__ = (
@@ -275,7 +271,6 @@ class RequestReader:
             query,
             self._headers,
             body,
-            recipient.respond,
             shared.public_url if not shared.is_secure else self._secure_base_url(),
             recipient,
         )

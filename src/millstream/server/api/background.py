@@ -1,0 +1,16 @@
+"""Work that waits for the object store on behalf of a request, and ends when its client goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from millstream.pending import BackgroundTasks, Pending
+
+T = TypeVar("T")
+
+_tasks: Final = BackgroundTasks()
+
+
+def in_background(work: Coroutine[Any, Any, T]) -> Pending[T]:
+    return _tasks.run(work, cancels=True)
