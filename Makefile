@@ -9,7 +9,7 @@ EDITOR := examples/editor
 CHROMIUM := /usr/bin/chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve cluster examples check format generate lock test-fast test soak bench clean
+.PHONY: help install serve cluster examples packages check format generate lock test-fast test soak bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ $(CHROMIUM):
 
 TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed \
 	$(YJS)/node_modules/.installed $(EDITOR)/dist/index.html $(NGINX) $(if $(shell command -v chromium),,$(CHROMIUM))
+
+packages: $(VENV)/.dev ## Build what is published, millstream and millstream-client, into dist/
+	$(BIN)/python scripts/build_packages.py
 
 check: $(VENV)/.dev ## Lint, formatting, types, layers
 	$(BIN)/ruff check .
