@@ -95,7 +95,7 @@ def wire(node: Node, fuse: Fuse) -> None:
 
     objects.put = put_between
     committer.commit = commit_between
-    for jobs in (shard.flusher._local, shard.flusher._process):
+    for jobs in (shard.flusher.workers.local, shard.flusher.workers.process):
         jobs.write = around(jobs.write)
     log.trim = trim_between
 
