@@ -530,6 +530,20 @@ def test_request_at_work_may_take_its_time() -> None:
     play(scenario, *TIMEOUTS)
 
 
+def test_head_that_began_during_the_answer_before_it_has_the_time_of_a_head_from_then_on() -> None:
+    async def scenario(wire: Wire) -> None:
+        client = wire.open()
+        client.send(get("/") + b"GET /")
+        await wire.advance(60)
+        client.answer()
+        await wire.advance(2.5)
+        assert states(client) == (Reading.HEAD, Answering.READY)
+        await wire.advance(1)
+        assert client.statuses() == [204, 408]
+
+    play(scenario, *TIMEOUTS)
+
+
 def test_client_that_reads_nothing_is_cut_off() -> None:
     async def scenario(wire: Wire) -> None:
         client = wire.open()

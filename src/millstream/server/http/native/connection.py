@@ -196,14 +196,26 @@ class Connection(asyncio.Protocol):
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def request_complete(self, request: Request, keep_alive: bool, version: str) -> None:
-        if self.state is READY:
-            self._begin(request, keep_alive, version)
-        else:
+    def take(self, request: Request, keep_alive: bool, version: str) -> None:
+        """Hand a request to the application, or let it wait in line."""
+        if self.state is not READY:
             self._waiting.append((request, keep_alive, version))
             self._waiting_bytes += len(request.body)
             if self._has_enough():
                 self._transport.pause_reading()
+            return
+        shared = self._shared
+        number = self._writer.begin(keep_alive and not shared.is_stopping, version)
+        if not number & shared.untimed:
+            request.started = monotonic_seconds()
+        self._request = request
+        self.state = HANDLING
+        answer = shared.app.handle(request)
+        if type(answer) is Response:
+            self._respond(answer)
+        else:
+            self._pending = cast("Pending[Response]", answer)
+            self._pending.when_settled(self._respond)
 
     def expects_continue(self) -> None:
         if self._is_idle():
@@ -228,21 +240,8 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._read_on)
         elif not self._has_enough():
             self._transport.resume_reading()
-        self._begin(request, keep_alive and (self._reader.is_open or self._is_followed()), version)
-
-    def _begin(self, request: Request, keep_alive: bool, version: str) -> None:
-        shared = self._shared
-        number = self._writer.begin(keep_alive and not shared.is_stopping, version)
-        if not number & shared.untimed:
-            request.started = monotonic_seconds()
-        self._request = request
-        self.state = HANDLING
-        answer = shared.app.handle(request)
-        if type(answer) is Response:
-            self._respond(answer)
-        else:
-            self._pending = cast("Pending[Response]", answer)
-            self._pending.when_settled(self._respond)
+        self.state = READY
+        self.take(request, keep_alive and (self._reader.is_open or self._is_followed()), version)
 
     def _is_idle(self) -> bool:
         """Whether everything that has arrived is answered."""
@@ -266,8 +265,11 @@ class Connection(asyncio.Protocol):
         self._pending = None
         response = self._shared.app.answered(request, outcome)
         body = response.body
-        if isinstance(body, bytes) or request.method == "HEAD":
-            self._writer.write_whole(request, response)
+        if isinstance(body, bytes):
+            self._writer.write_whole(request, response, body)
+            self._end()
+        elif request.method == "HEAD":
+            self._writer.write_whole(request, response, b"")
             self._end()
         else:
             self.state = STREAMING

@@ -41,7 +41,9 @@ IDLE, HEAD, EXPECTING, BODY, ENDED, CUT_OFF = Reading
 class Recipient(Client, Protocol):
     """Whom the reader gives its requests."""
 
-    def request_complete(self, request: Request, keep_alive: bool, version: str) -> None: ...
+    def take(self, request: Request, keep_alive: bool, version: str) -> None:
+        """Answer a complete request, in its turn."""
+        ...
 
     def expects_continue(self) -> None:
         """The client waits for a 100 Continue before it sends the body."""
@@ -54,7 +56,6 @@ class RequestReader:
         "_body_bytes_max",
         "_body_since",
         "_completed",
-        "_deadline",
         "_header_bytes",
         "_headers",
         "_known_host",
@@ -63,6 +64,7 @@ class RequestReader:
         "_piece_bytes",
         "_recipient",
         "_shared",
+        "_since",
         "_upload",
         "_version",
         "body",
@@ -87,8 +89,8 @@ class RequestReader:
         self._body_bytes = 0  # including what went into the upload
         self._body_bytes_max = 0
         self._upload: Upload | None = None
-        self._body_since = shared.now
-        self._deadline = shared.now + shared.limits.header_timeout_seconds
+        # Since when the client is waited for: in its present state, and for the whole body.
+        self._since = self._body_since = shared.now
 
     @property
     def is_open(self) -> bool:
@@ -154,18 +156,21 @@ class RequestReader:
 
     def await_next(self) -> None:
         """All that arrived before is answered: from now on it is the client that is waited for."""
-        shared = self._shared
-        limits = shared.limits
-        waits = limits.idle_timeout_seconds if self.state is IDLE else limits.body_timeout_seconds
-        self._body_since, self._deadline = shared.now, shared.now + waits
+        self._since = self._body_since = self._shared.now
 
     def is_overdue(self, now: float) -> bool:
-        return now > self._deadline or self._is_too_slow(now)
+        """Whether the client has been waited for too long in the present state."""
+        limits = self._shared.limits
+        if self.state is BODY or self.state is EXPECTING:
+            return now > self._since + limits.body_timeout_seconds or self._is_too_slow(now)
+        if self.state is HEAD or self._completed == 0:
+            return now > self._since + limits.header_timeout_seconds
+        return now > self._since + limits.idle_timeout_seconds
 
     def _is_too_slow(self, now: float) -> bool:
         """Whether a body comes too slowly on the whole, however short its pauses are."""
         limits = self._shared.limits
-        if (self.state is not BODY and self.state is not EXPECTING) or not limits.body_bytes_per_second_min:
+        if not limits.body_bytes_per_second_min:
             return False
         earned = limits.body_timeout_seconds + self._body_bytes / limits.body_bytes_per_second_min
         return now > self._body_since + earned
@@ -175,12 +180,12 @@ class RequestReader:
     def on_message_begin(self) -> None:
         if self.state is not IDLE:
             raise Refused(None)  # the answer to the request before, in the same piece, was the last
-        limits = self._shared.limits
+        shared = self._shared
         self.state = HEAD
         self.target = b""
         self._header_bytes = self._body_bytes = 0
-        self._body_bytes_max = limits.body_bytes_max
-        self._deadline = self._shared.now + limits.header_timeout_seconds
+        self._body_bytes_max = shared.limits.body_bytes_max
+        self._since = shared.now
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -199,7 +204,8 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         self.state = BODY
         self._header_bytes = 0
-        headers, parser, limits = self._headers, self._parser, self._shared.limits
+        headers, parser, shared = self._headers, self._parser, self._shared
+        limits, app = shared.limits, shared.app
         self._method = _METHODS.get(parser.get_method(), "OTHER")
         self._version = parser.get_http_version()
         if not self.target.startswith(b"/"):
@@ -213,7 +219,6 @@ class RequestReader:
             or parser.should_upgrade()
         ):
             self._check_head()
-        app = self._shared.app
         if self._method == "PUT":
             self._upload, self._body_bytes_max = app.upload_for("PUT", self.target, limits.body_bytes_max)
         length = headers.get(b"content-length")
@@ -231,8 +236,7 @@ class RequestReader:
             if self._version != "1.0":
                 self.state = EXPECTING
                 self._recipient.expects_continue()
-        self._body_since = self._shared.now
-        self._deadline = self._body_since + limits.body_timeout_seconds
+        self._since = self._body_since = shared.now
 
     def on_body(self, chunk: bytes) -> None:
         self._body_bytes += len(chunk)
@@ -249,7 +253,7 @@ class RequestReader:
         else:
             # Most come in one piece. A list of pieces would take many times their bytes where those are tiny.
             self.body = bytearray(body) + chunk if body else chunk
-        self._deadline = self._shared.now + self._shared.limits.body_timeout_seconds
+        self._since = self._shared.now
 
     def on_message_complete(self) -> None:
         request = self._request(bytes(self.body))
@@ -258,7 +262,7 @@ class RequestReader:
         self._headers = {}
         self.state = IDLE
         self._completed += 1
-        self._recipient.request_complete(request, self._parser.should_keep_alive(), self._version)
+        self._recipient.take(request, self._parser.should_keep_alive(), self._version)
 
     # -- the request ---------------------------------------------------------------------------------------
 

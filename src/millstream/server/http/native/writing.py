@@ -68,17 +68,14 @@ class ResponseWriter:
     def resume(self) -> None:
         self.is_paused = False
 
-    def write_whole(self, request: Request, response: Response) -> None:
-        """Write an answer whose body is there, or to a HEAD, which gets none."""
-        head, body = self._head(response, request.headers), response.body
+    def write_whole(self, request: Request, response: Response, body: bytes) -> None:
+        head = self._head(response, request.headers)
         if request.method == "HEAD" or response.status in (204, 304):
             self._transport.write(head + b"\r\n")
+        elif len(body) < LARGE_BODY_BYTES:
+            self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         else:
-            assert isinstance(body, bytes)
-            if len(body) < LARGE_BODY_BYTES:
-                self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
-            else:
-                self._transport.writelines((b"%bcontent-length: %d\r\n\r\n" % (head, len(body)), body))
+            self._transport.writelines((b"%bcontent-length: %d\r\n\r\n" % (head, len(body)), body))
 
     def start_body(self, request: Request, response: Response, finished: Callable[[], None]) -> StreamedBody:
         """Write the head of an answer whose body is streamed; without length or chunks, it ends with the connection."""
