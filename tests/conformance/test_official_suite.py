@@ -5,42 +5,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.ports import free_port
-from support.server import ServerProcess, wait_until_healthy
+from support.serving import Serve
 
+ADAPTERS = ("native", "asgi")
 FOLDER = Path(__file__).parent
 TESTS_IN_SUITE = 338
 
-ASGI_APP = """
-from millstream.asgi import MillstreamApp
-app = MillstreamApp({data_dir!r}, read__long_poll_timeout="500ms")
-"""
 
-
-@pytest.fixture(params=["native", "asgi"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "native":
-        with ServerProcess(tmp_path / "data", settings=("read.long_poll_timeout=500ms",)) as running:
-            yield running.url
-        return
-    (tmp_path / "suite_app.py").write_text(ASGI_APP.format(data_dir=str(tmp_path / "data")))
-    port = free_port()
-    uvicorn = [sys.executable, "-m", "uvicorn", "suite_app:app", "--port", str(port), "--log-level", "warning"]
-    # uvicorn's own 5 s are just when Node.js stops using idle connections: on a busy machine a request meets the end.
-    uvicorn += ["--timeout-keep-alive", "75"]
-    process = subprocess.Popen([*uvicorn, "--app-dir", str(tmp_path)], cwd=tmp_path)
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+@pytest.fixture(scope="module")
+def url(serve: Serve) -> str:
+    return serve("read.long_poll_timeout=500ms").url
 
 
 @pytest.mark.timeout(600)

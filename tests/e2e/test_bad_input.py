@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from support.raw_http import Answer, RawConnection
-from support.server import ServerProcess
+from support.serving import Serve, Server
 
+# Below ASGI it is uvicorn that refuses what is not HTTP, in its own words.
+ADAPTERS = ("in-process",)
 ROOT = "/v1/stream/"
 OPEN, CLOSED, JSON_STREAM = "bad/open", "bad/closed", "bad/json"
 KEPT = b"untouched"
@@ -20,22 +21,20 @@ Header = tuple[str, str | bytes]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory: Path = tmp_path_factory.mktemp("bad")
-    with ServerProcess(directory / "data", settings=("read.long_poll_timeout=200ms",)) as running:
-        with RawConnection(running.url) as connection:
-            text, closed = ("Content-Type", "text/plain"), ("Stream-Closed", "true")
-            assert connection.exchange("PUT", ROOT + OPEN, [text], KEPT).status == 201
-            assert connection.exchange("PUT", ROOT + CLOSED, [text, closed], KEPT).status == 201
-            json_type = ("Content-Type", "application/json")
-            assert connection.exchange("PUT", ROOT + JSON_STREAM, [json_type], b'["untouched"]').status == 201
-        yield running
-        with RawConnection(running.url) as connection:
-            assert connection.exchange("GET", ROOT + OPEN).body == KEPT
-            assert connection.exchange("GET", ROOT + CLOSED).body == KEPT
-            assert connection.exchange("GET", ROOT + JSON_STREAM).body == b'["untouched"]'
-            assert connection.exchange("GET", "/healthz").status == 200
-        assert "Traceback" not in running.stderr()
+def server(serve: Serve) -> Iterator[Server]:
+    running = serve("read.long_poll_timeout=200ms")
+    with RawConnection(running.url) as connection:
+        text, closed = ("Content-Type", "text/plain"), ("Stream-Closed", "true")
+        assert connection.exchange("PUT", ROOT + OPEN, [text], KEPT).status == 201
+        assert connection.exchange("PUT", ROOT + CLOSED, [text, closed], KEPT).status == 201
+        json_type = ("Content-Type", "application/json")
+        assert connection.exchange("PUT", ROOT + JSON_STREAM, [json_type], b'["untouched"]').status == 201
+    yield running
+    with RawConnection(running.url) as connection:
+        assert connection.exchange("GET", ROOT + OPEN).body == KEPT
+        assert connection.exchange("GET", ROOT + CLOSED).body == KEPT
+        assert connection.exchange("GET", ROOT + JSON_STREAM).body == b'["untouched"]'
+        assert connection.exchange("GET", "/healthz").status == 200
 
 
 class Case(NamedTuple):
@@ -331,7 +330,7 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_refused_with_the_right_status_and_a_json_error(server: ServerProcess, case: Case) -> None:
+def test_bad_input_is_refused_with_the_right_status_and_a_json_error(server: Server, case: Case) -> None:
     with RawConnection(server.url, seconds=5) as connection:
         answer = connection.exchange(case.method, case.target, case.headers, case.body)
         assert answer.status == case.status, (name_of(case), answer)
@@ -361,7 +360,7 @@ def assert_error(answer: Answer, code: str | None) -> None:
         ("closed-1", [("Content-Type", "text/plain"), ("Stream-Closed", "1")]),
     ],
 )
-def test_unusual_but_valid_append_is_stored(server: ServerProcess, name: str, headers: list[Header]) -> None:
+def test_unusual_but_valid_append_is_stored(server: Server, name: str, headers: list[Header]) -> None:
     path, body = f"{ROOT}bad/unusual-{name}", b"stored"
     with RawConnection(server.url) as connection:
         assert connection.exchange("PUT", path, [("Content-Type", "text/plain")]).status == 201
@@ -373,7 +372,7 @@ def test_unusual_but_valid_append_is_stored(server: ServerProcess, name: str, he
     "name",
     ["%C3%A9t%C3%A9", "a%20b", "a%2Fb", "a%252e%252e", "a+b", "a:b;c=d,e", "%F0%9F%8C%8A", "x" * 113, "~!$&'()*"],
 )
-def test_unusual_but_valid_name_is_a_stream_of_its_own(server: ServerProcess, name: str) -> None:
+def test_unusual_but_valid_name_is_a_stream_of_its_own(server: Server, name: str) -> None:
     with RawConnection(server.url) as connection:
         created = connection.exchange("PUT", ROOT + name, [("Content-Type", "text/plain")], name.encode())
         assert created.status == 201
@@ -384,7 +383,7 @@ def test_unusual_but_valid_name_is_a_stream_of_its_own(server: ServerProcess, na
 
 @pytest.mark.parametrize("cursor", ["", "abc", "-1", "9" * 20, "9" * 5000, "%C2%B2", "1.5", "%00"])
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
-def test_any_cursor_is_tolerated(server: ServerProcess, cursor: str, live: str) -> None:
+def test_any_cursor_is_tolerated(server: Server, cursor: str, live: str) -> None:
     """A cursor is an opaque echo; one that makes no sense counts as none."""
     with RawConnection(server.url, seconds=5) as connection:
         connection.send(connection.request("GET", f"{ROOT}{OPEN}?offset=-1&live={live}&cursor={cursor}"))

@@ -8,19 +8,15 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from support.server import ServerProcess
+from support.serving import Serve
 
 TEXT = {"content-type": "text/plain"}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with (
-        ServerProcess(tmp_path_factory.mktemp("one") / "data", settings=("cold.flush_interval=1h",)) as server,
-        httpx.Client(base_url=server.url, timeout=30) as opened,
-    ):
+def client(serve: Serve) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=serve("cold.flush_interval=1h").url, timeout=30) as opened:
         yield opened
-        assert "Traceback" not in server.stderr()
 
 
 def test_status_names_one_node_that_leads(client: httpx.Client) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from support.raw_http import Answer, ConnectionEnded, RawConnection
 from support.server import ServerProcess
+from support.serving import Serve
 
 # What it checks is how long things take.
 pytestmark = pytest.mark.alone
 
+# The server is killed and started again.
+ADAPTERS = ("native",)
 CONTROL = "/v1/stream/fuzz-control/kept"
 CONTROL_CONTENT = b"not one byte of this may change"
 BATCH = 500
@@ -192,9 +193,8 @@ class Generator:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory: Path = tmp_path_factory.mktemp("fuzz")
-    settings = (
+def server(serve: Serve) -> ServerProcess:
+    running = serve(
         # A request cut short is not the server's to wait for; a client that said all it had half-closes besides.
         f"http.header_timeout={HEADER_SECONDS}s",
         "http.body_timeout=500ms",
@@ -202,11 +202,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "read.sse_lifetime=100ms",
         "cold.flush_interval=500ms",
     )
-    with ServerProcess(directory / "data", settings=settings) as running:
-        with RawConnection(running.url) as connection:
-            text = [("Content-Type", "text/plain")]
-            assert connection.exchange("PUT", CONTROL, text, CONTROL_CONTENT).status == 201
-        yield running
+    assert isinstance(running, ServerProcess)
+    with RawConnection(running.url) as connection:
+        text = [("Content-Type", "text/plain")]
+        assert connection.exchange("PUT", CONTROL, text, CONTROL_CONTENT).status == 201
+    return running
 
 
 def prepare(url: str) -> None:

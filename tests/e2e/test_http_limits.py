@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,10 +11,13 @@ import pytest
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve
 
 # What it checks is how long things take.
 pytestmark = pytest.mark.alone
 
+# The sockets of the server's process are counted.
+ADAPTERS = ("native",)
 BINARY = ("Content-Type", "application/octet-stream")
 LIMIT_SECONDS = 1.0
 # The limits are looked at twice a second, on a machine that is shared.
@@ -23,9 +25,9 @@ SLACK_SECONDS = 6.0
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def limited(serve: Serve) -> ServerProcess:
     """A server whose every timeout is a second."""
-    settings = (
+    server = serve(
         "http.header_timeout=1s",
         "http.body_timeout=1s",
         "http.idle_timeout=1s",
@@ -35,10 +37,8 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         "read.live_readers_per_stream_max=4",
         "read.long_poll_timeout=20s",
     )
-    directory: Path = tmp_path_factory.mktemp("limits")
-    with ServerProcess(directory / "data", settings=settings) as running:
-        yield running
-        assert "Traceback" not in running.stderr()
+    assert isinstance(server, ServerProcess)
+    return server
 
 
 def open_sockets(server: ServerProcess) -> int:

@@ -6,13 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 
 from support.raw_http import RawConnection
-from support.server import ServerProcess
+from support.serving import Serve
 
+ADAPTERS = ("in-process",)
 TEXT = ("Content-Type", "text/plain")
 CLOSE = ("Connection", "close")
 CHUNKED = ("Transfer-Encoding", "chunked")
@@ -22,12 +22,8 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory: Path = tmp_path_factory.mktemp("http")
-    settings = ("read.long_poll_timeout=500ms", f"http.body_bytes_max={BODY_BYTES_MAX}")
-    with ServerProcess(directory / "data", settings=settings) as running:
-        yield running.url
-        assert "Traceback" not in running.stderr()
+def url(serve: Serve) -> str:
+    return serve("read.long_poll_timeout=500ms", f"http.body_bytes_max={BODY_BYTES_MAX}").url
 
 
 @pytest.fixture

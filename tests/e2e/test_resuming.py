@@ -9,9 +9,10 @@ from itertools import count
 import httpx
 import pytest
 
-from support.server import ServerProcess
+from support.serving import Serve
 from support.sse_parser import Event, parse_events
 
+ADAPTERS = ("in-process", "asgi")
 TEXT = {"content-type": "text/plain"}
 JSON = {"content-type": "application/json"}
 TRUE = {"stream-closed": "true"}
@@ -20,19 +21,15 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(serve: Serve) -> Iterator[httpx.Client]:
     settings = (
         "read.sse_lifetime=500ms",
         "read.long_poll_timeout=300ms",
         "cold.flush_interval=200ms",
         "hot.keep_bytes=0",
     )
-    with (
-        ServerProcess(tmp_path_factory.mktemp("resuming") / "data", settings=settings) as server,
-        httpx.Client(base_url=server.url, timeout=30) as opened,
-    ):
+    with httpx.Client(base_url=serve(*settings).url, timeout=30) as opened:
         yield opened
-        assert "Traceback" not in server.stderr()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.server import ServerProcess
+from support.serving import Serve
 from support.yjs import wait_for
 
 SUBSCRIPTIONS = "/v1/stream/__ds/subscriptions"
@@ -16,12 +16,9 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(serve: Serve) -> Iterator[httpx.Client]:
     settings = ("subscriptions.page_streams_max=2", "subscriptions.links_max=5")
-    with (
-        ServerProcess(tmp_path_factory.mktemp("subscriptions") / "data", settings=settings) as server,
-        httpx.Client(base_url=server.url, timeout=30) as connected,
-    ):
+    with httpx.Client(base_url=serve(*settings).url, timeout=30) as connected:
         yield connected
 
 

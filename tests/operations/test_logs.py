@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,16 +15,17 @@ from millstream.config import LoggingSection
 from millstream.server.node.logs import HumanFormatter, JsonFormatter, configure_logging
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve, Server
 
+ADAPTERS = ("in-process",)
 TEXT = {"content-type": "text/plain"}
 PATH = "/v1/stream/logs/s"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(serve: Serve) -> Server:
     """For tests that leave nothing behind in it."""
-    with ServerProcess(tmp_path_factory.mktemp("logs") / "data") as server:
-        yield server
+    return serve()
 
 
 def lines(server: ServerProcess) -> list[dict[str, object]]:
@@ -64,7 +64,7 @@ def test_the_access_log_says_who_asked_for_what_and_how_it_ended_and_no_payload(
         assert "in-the-query" not in server.stderr()
 
 
-def test_a_request_keeps_the_id_it_came_with_and_gets_one_otherwise(running: ServerProcess) -> None:
+def test_a_request_keeps_the_id_it_came_with_and_gets_one_otherwise(running: Server) -> None:
     with httpx.Client(base_url=running.url) as client:
         assert client.get("/healthz", headers={"x-request-id": "abc-123"}).headers["x-request-id"] == "abc-123"
         made = {client.get("/healthz").headers["x-request-id"] for _ in range(5)}
@@ -73,13 +73,13 @@ def test_a_request_keeps_the_id_it_came_with_and_gets_one_otherwise(running: Ser
 
 
 @pytest.mark.parametrize("given", ["has space", "x" * 129, 'quote"', "<script>", "é", "tab\there"])
-def test_an_id_that_could_not_stand_in_a_log_is_replaced(running: ServerProcess, given: str) -> None:
+def test_an_id_that_could_not_stand_in_a_log_is_replaced(running: Server, given: str) -> None:
     with RawConnection(running.url) as connection:
         answer = connection.exchange("GET", "/healthz", [("X-Request-Id", given.encode())])
         assert re.fullmatch(r"[0-9a-f]+-[0-9a-f]+-[0-9a-f]+", answer.headers["x-request-id"])
 
 
-def test_refusals_of_malformed_requests_have_an_id_too(running: ServerProcess) -> None:
+def test_refusals_of_malformed_requests_have_an_id_too(running: Server) -> None:
     with RawConnection(running.url) as connection:
         connection.send(b"NOT HTTP\r\n\r\n")
         assert connection.answer().headers["x-request-id"]

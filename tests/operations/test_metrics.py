@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -14,9 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.raw_http import RawConnection
 from support.server import ServerProcess
+from support.serving import Serve, Server
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "examples" / "grafana" / "millstream.json"
+ADAPTERS = ("in-process",)
 TEXT = {"content-type": "text/plain"}
 PATH = "/v1/stream/metrics/s"
 
@@ -41,10 +43,9 @@ class Samples:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def running(serve: Serve) -> Server:
     """For tests that do not mind each other."""
-    with ServerProcess(tmp_path_factory.mktemp("metrics") / "data") as server:
-        yield server
+    return serve()
 
 
 def eventually(check: Callable[[], bool]) -> None:
@@ -82,7 +83,7 @@ def test_requests_appends_bytes_and_batches_are_counted_as_they_happened(server:
     assert seen.value("millstream_hot_bytes") >= 35
 
 
-def test_histograms_are_cumulative_and_end_in_infinity(running: ServerProcess) -> None:
+def test_histograms_are_cumulative_and_end_in_infinity(running: Server) -> None:
     httpx.put(running.url + PATH, headers=TEXT)
     seen = Samples(running.url)
     histograms = [family for family in seen.families.values() if family.type == "histogram"]
@@ -134,7 +135,7 @@ def test_refused_connections_and_slow_requests_are_counted(tmp_path: Path) -> No
         assert Samples(server.url).value("millstream_requests_total", status="408") == 1
 
 
-def test_a_method_nobody_knows_makes_no_series_of_its_own(running: ServerProcess) -> None:
+def test_a_method_nobody_knows_makes_no_series_of_its_own(running: Server) -> None:
     for method in ("BREW", "PROPFIND", "MKCOL"):
         with RawConnection(running.url) as connection:
             connection.exchange(method, PATH)
@@ -147,7 +148,7 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
 
 
-def test_the_dashboard_asks_only_for_metrics_that_exist(running: ServerProcess) -> None:
+def test_the_dashboard_asks_only_for_metrics_that_exist(running: Server) -> None:
     httpx.put(running.url + PATH, content=b"x", headers=TEXT)
     seen = Samples(running.url)
     known = seen.names | {sample for family in seen.families for sample in (family, f"{family}_total")}
@@ -156,7 +157,7 @@ def test_the_dashboard_asks_only_for_metrics_that_exist(running: ServerProcess) 
     assert asked <= known, asked - known
 
 
-def test_the_dashboard_shows_every_thing_that_is_measured(running: ServerProcess) -> None:
+def test_the_dashboard_shows_every_thing_that_is_measured(running: Server) -> None:
     """A metric that no panel asks for is one that nobody sees."""
     everything = " ".join(expressions())
     families = Samples(running.url).families
@@ -164,7 +165,7 @@ def test_the_dashboard_shows_every_thing_that_is_measured(running: ServerProcess
     assert unseen == set()
 
 
-def test_every_metric_is_documented(running: ServerProcess) -> None:
+def test_every_metric_is_documented(running: Server) -> None:
     documented = (ROOT / "docs" / "operations.md").read_text()
     for name, family in Samples(running.url).families.items():
         exposed = f"{name}_total" if family.type == "counter" else name
@@ -172,7 +173,7 @@ def test_every_metric_is_documented(running: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("path", ["/readyz/local", "/readyz/cluster"])
-def test_a_server_that_can_write_is_ready(running: ServerProcess, path: str) -> None:
+def test_a_server_that_can_write_is_ready(running: Server, path: str) -> None:
     answer = httpx.get(running.url + path)
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
     assert answer.headers["cache-control"] == "no-store"

@@ -3,50 +3,33 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from support.access import Issuer, bearer, make_token
-from support.ports import free_port
 from support.raw_http import RawConnection
-from support.server import wait_until_healthy
+from support.serving import Serve
 
-APP = """
-from millstream.asgi import MillstreamApp
-
-app = MillstreamApp({data_dir!r}, auth__enabled="true", auth__jwks_file={keys!r}, auth__jwt_leeway="0s")
-"""
+ADAPTERS = ("asgi",)
 TEXT = {"content-type": "text/plain"}
 ISSUER = Issuer()
 PATH = "/v1/stream/team-a/s"
 
 
 @pytest.fixture(scope="module")
-def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+def mounted(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """A server that asks for tokens, one for a bucket, and where its data is."""
     directory = tmp_path_factory.mktemp("asgi-access")
-    token = make_token(directory / "data" / "tokens.json", "admin:team-a")
-    keys = directory / "keys.json"
+    tokens, keys = directory / "tokens.json", directory / "keys.json"
+    token = make_token(tokens, "admin:team-a")
     keys.write_text(json.dumps(ISSUER.jwks()))
-    (directory / "guarded_app.py").write_text(APP.format(data_dir=str(directory / "data"), keys=str(keys)))
-    port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "guarded_app:app", "--port", str(port), "--app-dir", str(directory)]
-    with (directory / "stderr").open("w") as stderr:
-        process = subprocess.Popen([*command, "--log-level", "warning"], cwd=directory, stderr=stderr)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_healthy(url)
-        assert httpx.put(url + PATH, headers={**TEXT, **bearer(token)}, content=b"1").status_code == 201
-        yield url, token, directory
-    finally:
-        process.terminate()
-        process.wait(20)
-    assert "Traceback" not in (directory / "stderr").read_text()
+    files = (f"auth.tokens_file={tokens}", f"auth.jwks_file={keys}")
+    server = serve("auth.enabled=true", *files, "auth.jwt_leeway=0s")
+    assert httpx.put(server.url + PATH, headers={**TEXT, **bearer(token)}, content=b"1").status_code == 201
+    return server.url, token, server.data_dir
 
 
 def test_a_token_is_asked_for_and_judged(mounted: tuple[str, str, Path]) -> None:
@@ -70,10 +53,10 @@ def test_sse_ends_when_its_token_expires(mounted: tuple[str, str, Path]) -> None
 
 
 def test_a_body_nobody_allowed_is_not_taken_in(mounted: tuple[str, str, Path]) -> None:
-    url, _, directory = mounted
+    url, _, data_dir = mounted
     snapshot = f"{url}/team-a/s/snapshot/0000000000000000_0000000000000001"
     assert httpx.put(snapshot, content=bytes(4 << 20)).status_code == 401
-    assert not any((directory / "data" / "uploads").iterdir())
+    assert not any((data_dir / "uploads").iterdir())
 
 
 @pytest.mark.parametrize(("shows_token", "status"), [(True, 413), (False, 401)])

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,14 +13,10 @@ from support.access import make_token
 from support.application import front_over
 from support.caching import check_every_route
 from support.fake_time import FakeClock, run
-from support.server import ServerProcess, wait_until_healthy
+from support.serving import Serve
 from support.shards import started
 
-APP = """
-from millstream.asgi import MillstreamApp
-
-app = MillstreamApp({data_dir!r}, auth__enabled="true", read__long_poll_timeout="200ms", yjs__long_poll_timeout="200ms")
-"""
+ADAPTERS = ("in-process", "asgi")
 
 
 @pytest.fixture
@@ -40,28 +32,13 @@ def app(tmp_path: Path) -> Front:
     return apps[0]
 
 
-@pytest.fixture(params=["native", "asgi"], scope="module")
-def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    tmp_path = tmp_path_factory.mktemp("caching")
-    data_dir = tmp_path / "data"
-    token = make_token(data_dir / "tokens.json", "admin:*")
-    if request.param == "native":
-        settings = ("auth.enabled=true", "read.long_poll_timeout=200ms", "yjs.long_poll_timeout=200ms")
-        with ServerProcess(data_dir, settings=settings) as server:
-            yield server.url, token
-        return
-    (tmp_path / "guarded_app.py").write_text(APP.format(data_dir=str(data_dir)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    uvicorn = [sys.executable, "-m", "uvicorn", "guarded_app:app", "--port", str(port), "--log-level", "warning"]
-    process = subprocess.Popen([*uvicorn, "--app-dir", str(tmp_path)], cwd=tmp_path)
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}", token
-    finally:
-        process.terminate()
-        process.wait(30)
+@pytest.fixture(scope="module")
+def guarded(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A server that asks for tokens, and one for everything."""
+    tokens = tmp_path_factory.mktemp("caching") / "tokens.json"
+    token = make_token(tokens, "admin:*")
+    settings = ("auth.enabled=true", f"auth.tokens_file={tokens}")
+    return serve(*settings, "read.long_poll_timeout=200ms", "yjs.long_poll_timeout=200ms").url, token
 
 
 def test_every_answer_that_needed_a_token_is_private_on_every_route(guarded: tuple[str, str], app: Front) -> None:
