@@ -24,7 +24,7 @@ def test_errors_say_what_to_do_and_exit_codes_say_what_kind(url: str, bucket: st
     nowhere = f"http://127.0.0.1:{free_port()}"
     cases = [
         (("streams", "read", f"{bucket}/none"), url, 3, b"does not exist"),
-        (("streams", "tail", f"{bucket}/none"), url, 3, b"/none does not exist"),
+        (("streams", "tail", f"{bucket}/none"), url, 3, b"does not exist"),
         (("streams", "head", f"{bucket}/none"), url, 3, b"/none does not exist"),
         (("streams", "append", f"{bucket}/none", "x"), url, 3, b"hint: create it first: millstream streams create"),
         (("streams", "append", f"{bucket}/none"), url, 1, b"hint: give DATA, --file FILE, or - for standard input"),

@@ -28,6 +28,7 @@ from millstream.client import (
     ClientError,
     Conflict,
     ConnectionFailed,
+    Gone,
     NotFound,
     OffsetTrimmed,
     OutcomeUnknown,
@@ -505,7 +506,7 @@ def _code(command: Command, error: ClientError) -> str:
         return "STREAM_CLOSED"
     if isinstance(error, Conflict):
         return "SEQUENCE_CONFLICT" if isinstance(error, SequenceGap) or "seq" in command else "CONFLICT"
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound | Gone) and not isinstance(error, OffsetTrimmed):
         return "NOT_FOUND"
     if isinstance(error, OffsetTrimmed) or (isinstance(error, BadRequest) and command["type"] == "read"):
         return "INVALID_OFFSET"
