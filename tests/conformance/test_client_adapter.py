@@ -76,7 +76,7 @@ class Driver:
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
-def adapter(request: pytest.FixtureRequest, reference_url: str) -> Iterator[Driver]:
+def driver(request: pytest.FixtureRequest, reference_url: str) -> Iterator[Driver]:
     arguments = [sys.executable, str(FOLDER / "client_adapter.py")] + ["--async"] * (request.param == "async")
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         driver = Driver(process, reference_url)
@@ -88,15 +88,15 @@ def adapter(request: pytest.FixtureRequest, reference_url: str) -> Iterator[Driv
 
 
 @pytest.fixture
-def stream(adapter: Driver) -> Driver:
+def stream(driver: Driver) -> Driver:
     """The adapter with a new text stream."""
-    return fresh(adapter, TEXT)
+    return fresh(driver, TEXT)
 
 
-def fresh(adapter: Driver, content_type: str, **options: Any) -> Driver:
-    adapter.path = f"/test-stream-{uuid4()}"
-    assert adapter.do("create", contentType=content_type, **options)["status"] == 201
-    return adapter
+def fresh(driver: Driver, content_type: str, **options: Any) -> Driver:
+    driver.path = f"/test-stream-{uuid4()}"
+    assert driver.do("create", contentType=content_type, **options)["status"] == 201
+    return driver
 
 
 # -- the life of a stream ------------------------------------------------------------------------------------------
@@ -112,11 +112,11 @@ def test_a_stream_is_created_once_and_found(stream: Driver) -> None:
     assert (conflict["status"], conflict["errorCode"]) == (409, "CONFLICT")
 
 
-def test_a_stream_has_a_lifetime_and_content_from_the_start(adapter: Driver) -> None:
-    fresh(adapter, TEXT, ttlSeconds=60, data="whole", closed=True)
-    head = adapter.do("head")
+def test_a_stream_has_a_lifetime_and_content_from_the_start(driver: Driver) -> None:
+    fresh(driver, TEXT, ttlSeconds=60, data="whole", closed=True)
+    head = driver.do("head")
     assert (head["ttlSeconds"], head["streamClosed"]) == (60, True)
-    read = adapter.do("read", live=False)
+    read = driver.do("read", live=False)
     assert ([chunk["data"] for chunk in read["chunks"]], read["upToDate"], read["streamClosed"]) == (
         ["whole"],
         True,
@@ -146,20 +146,20 @@ def test_what_is_appended_is_read_from_any_place(stream: Driver) -> None:
     assert (wrong["status"], wrong["errorCode"]) == (400, "INVALID_OFFSET")
 
 
-def test_bytes_travel_in_base64(adapter: Driver) -> None:
-    fresh(adapter, BYTES)
+def test_bytes_travel_in_base64(driver: Driver) -> None:
+    fresh(driver, BYTES)
     body = bytes(range(256))
-    adapter.do("append", data=b64encode(body).decode(), binary=True)
+    driver.do("append", data=b64encode(body).decode(), binary=True)
     for live in (False, "long-poll", "sse", True):
-        (chunk,) = adapter.do("read", live=live, waitForUpToDate=True)["chunks"]
+        (chunk,) = driver.do("read", live=live, waitForUpToDate=True)["chunks"]
         assert chunk["binary"] and b64decode(chunk["data"]) == body
 
 
-def test_json_is_compared_without_spaces(adapter: Driver) -> None:
-    fresh(adapter, "application/json; charset=utf-8")
-    adapter.do("append", data='[{"a": "ü"}, [1, 2]]')
+def test_json_is_compared_without_spaces(driver: Driver) -> None:
+    fresh(driver, "application/json; charset=utf-8")
+    driver.do("append", data='[{"a": "ü"}, [1, 2]]')
     for live in (False, "long-poll", "sse", True):
-        assert adapter.data(live=live, waitForUpToDate=True) == '[{"a":"ü"},[1,2]]'
+        assert driver.data(live=live, waitForUpToDate=True) == '[{"a":"ü"},[1,2]]'
 
 
 def test_writers_are_kept_in_order_by_their_sequence(stream: Driver) -> None:
@@ -256,14 +256,14 @@ def test_refusals_are_not_repeated(stream: Driver) -> None:
         assert stream.data() == ""
 
 
-def test_corrupt_and_truncated_json_is_named(adapter: Driver) -> None:
-    fresh(adapter, JSON)
-    adapter.do("append", data='[{"a": 1}, {"b": 2}]')
+def test_corrupt_and_truncated_json_is_named(driver: Driver) -> None:
+    fresh(driver, JSON)
+    driver.do("append", data='[{"a": 1}, {"b": 2}]')
     for fault in ({"corruptBody": True}, {"truncateBodyBytes": 5}):
         for live in (False, "long-poll"):
-            adapter.fault(**fault)
-            assert adapter.fail("read", live=live, waitForUpToDate=True)["errorCode"] == "PARSE_ERROR"
-    assert adapter.data() == '[{"a":1},{"b":2}]'
+            driver.fault(**fault)
+            assert driver.fail("read", live=live, waitForUpToDate=True)["errorCode"] == "PARSE_ERROR"
+    assert driver.data() == '[{"a":1},{"b":2}]'
 
 
 def test_an_unknown_event_is_passed_over_and_a_malformed_control_event_is_named(stream: Driver) -> None:
@@ -275,11 +275,11 @@ def test_an_unknown_event_is_passed_over_and_a_malformed_control_event_is_named(
         assert stream.fail("read", live="sse", maxChunks=1)["errorCode"] == "PARSE_ERROR"
 
 
-def test_base64_that_is_none_is_named(adapter: Driver) -> None:
-    fresh(adapter, BYTES)
-    adapter.do("append", data="data")
-    adapter.fault(injectSseEvent={"eventType": "data", "data": "!!!"})
-    assert adapter.fail("read", live="sse", maxChunks=1)["errorCode"] == "PARSE_ERROR"
+def test_base64_that_is_none_is_named(driver: Driver) -> None:
+    fresh(driver, BYTES)
+    driver.do("append", data="data")
+    driver.fault(injectSseEvent={"eventType": "data", "data": "!!!"})
+    assert driver.fail("read", live="sse", maxChunks=1)["errorCode"] == "PARSE_ERROR"
 
 
 @pytest.mark.parametrize("kind", [[], ["--async"]], ids=["sync", "async"])
@@ -344,14 +344,14 @@ def test_a_detached_producer_leaves_the_stream_open(stream: Driver) -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 5])
 @pytest.mark.parametrize("claims", [False, True])
-def test_batches_arrive_whole_and_in_order(adapter: Driver, in_flight: int, claims: bool) -> None:
-    fresh(adapter, JSON)
+def test_batches_arrive_whole_and_in_order(driver: Driver, in_flight: int, claims: bool) -> None:
+    fresh(driver, JSON)
     items = [json.dumps({"id": number}) for number in range(30)] + ["[1, 2]", '"text"', "null"]
-    adapter.do("idempotent-append-batch", items=items, producerId="p", autoClaim=claims, maxInFlight=in_flight)
-    assert json.loads(adapter.data()) == [json.loads(item) for item in items]
-    fresh(adapter, TEXT)
-    adapter.do("idempotent-append-batch", items=list("hello"), producerId="p", autoClaim=claims, maxInFlight=in_flight)
-    assert adapter.data() == "hello"
+    driver.do("idempotent-append-batch", items=items, producerId="p", autoClaim=claims, maxInFlight=in_flight)
+    assert json.loads(driver.data()) == [json.loads(item) for item in items]
+    fresh(driver, TEXT)
+    driver.do("idempotent-append-batch", items=list("hello"), producerId="p", autoClaim=claims, maxInFlight=in_flight)
+    assert driver.data() == "hello"
 
 
 def test_batches_arrive_once_whatever_happens_on_the_way(stream: Driver) -> None:
@@ -404,8 +404,8 @@ def test_dynamic_values_are_made_for_each_request(stream: Driver) -> None:
         ({"multiplier": 0.5}, "multiplier"),
     ],
 )
-def test_retry_options_are_judged(adapter: Driver, target: dict[str, Any], wrong: str | None) -> None:
-    judged(adapter, {"target": "retry-options", **target}, wrong)
+def test_retry_options_are_judged(driver: Driver, target: dict[str, Any], wrong: str | None) -> None:
+    judged(driver, {"target": "retry-options", **target}, wrong)
 
 
 @pytest.mark.parametrize(
@@ -420,21 +420,21 @@ def test_retry_options_are_judged(adapter: Driver, target: dict[str, Any], wrong
         ({"maxBatchItems": 0}, "maxBatchItems"),
     ],
 )
-def test_producer_options_are_judged(adapter: Driver, target: dict[str, Any], wrong: str | None) -> None:
-    judged(adapter, {"target": "idempotent-producer", "producerId": "p", **target}, wrong)
+def test_producer_options_are_judged(driver: Driver, target: dict[str, Any], wrong: str | None) -> None:
+    judged(driver, {"target": "idempotent-producer", "producerId": "p", **target}, wrong)
 
 
-def judged(adapter: Driver, target: dict[str, Any], wrong: str | None) -> None:
-    answer = adapter.ask("validate", target=target)
+def judged(driver: Driver, target: dict[str, Any], wrong: str | None) -> None:
+    answer = driver.ask("validate", target=target)
     if wrong is None:
         assert answer == {"type": "validate", "success": True}
     else:
         assert answer["errorCode"] == "INVALID_ARGUMENT" and wrong in answer["message"], answer
 
 
-def test_operations_are_timed(adapter: Driver) -> None:
-    fresh(adapter, JSON)
-    path = adapter.path
+def test_operations_are_timed(driver: Driver) -> None:
+    fresh(driver, JSON)
+    path = driver.path
     operations: list[dict[str, Any]] = [
         {"op": "create", "path": f"{path}-created"},
         {"op": "append", "path": f"{path}-created", "size": 100},
@@ -445,6 +445,6 @@ def test_operations_are_timed(adapter: Driver) -> None:
         {"op": "throughput_read", "path": path},
     ]
     for operation in operations:
-        answer = adapter.ask("benchmark", iterationId="i", operation=operation)
+        answer = driver.ask("benchmark", iterationId="i", operation=operation)
         assert answer["success"] and answer["iterationId"] == "i" and int(answer["durationNs"]) > 0, answer
     assert answer["metrics"]["messagesProcessed"] == 300
