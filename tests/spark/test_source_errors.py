@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,9 @@ REQUIRED = {"url": "http://127.0.0.1:4437", "bucket": "runs"}
         ({"startingOffsets": "9", "endingOffsets": "8"}, "starts at position 9 and ends before 8"),
         ({"startingOffsets": "2026-02-01", "endingOffsets": "2026-01-31"}, "Swap them"),
         ({"startingTimestamp": "1769860800"}, "in milliseconds is in 1970. .*1769860800000 if these are seconds"),
+        ({"startingTimestamp": "1769860800000000"}, "beyond the year 9999. .*1769860800000 if these are microseconds"),
+        ({"somethingElse": "1"}, "no option 'somethingelse'. There are url, token"),
+        ({"minPartitions": "0"}, "'minPartitions' is '0'. It takes a whole number, 1 or more"),
         ({"partitionBy": "bucket"}, "'partitionBy' is 'bucket'. It takes stream or position"),
     ],
 )
@@ -73,8 +78,8 @@ def test_bounds_are_understood() -> None:
     assert parse_bound("1970-01-01T01:00:01+01:00").at_ms == 1000
 
 
-def test_unknown_options_of_spark_are_left_alone() -> None:
-    options = read_options({**REQUIRED, "path": "x", "checkpointLocation": "y", "somethingElse": "z"})
+def test_options_of_spark_are_left_alone() -> None:
+    options = read_options({**REQUIRED, "path": "x", "checkpointLocation": "y"})
     assert options.bucket == "runs"
 
 
@@ -137,3 +142,33 @@ def test_overwriting_and_unfit_frames_are_refused_before_the_first_row(spark: Sp
         MillstreamSource(streams.options(contentType="json")).writer(message_schema(), overwrite=False)
     with pytest.raises(SourceError, match="'bucket' is 'nowhere'"):
         MillstreamSource(streams.options(bucket="nowhere")).writer(message_schema(), overwrite=False)
+
+
+def test_bounds_that_leave_nothing_to_read_are_refused(streams: Streams) -> None:
+    for options, message in (
+        ({"startingOffsets": "latest"}, "'startingOffsets' is 'latest': a batch read .* no rows"),
+        ({"endingOffsets": "earliest"}, "'endingOffsets' is 'earliest': a batch read .* no rows"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            MillstreamSource(streams.options(**options)).reader(message_schema())
+    with pytest.raises(SourceError, match="for batch reads; a streaming query does not end"):
+        MillstreamSource(streams.options(endingOffsets="5")).streamReader(message_schema())
+
+
+def test_create_table_says_at_once_that_it_does_not_work_and_a_view_does(spark: SparkSession, streams: Streams) -> None:
+    streams.append("a", {"n": 1})
+    options = f"OPTIONS (url '{streams.url}', bucket '{streams.bucket}')"
+    with pytest.raises(PySparkException, match=r"Spark does not keep the options .*CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE messages USING millstream {options}")
+    spark.sql(f"CREATE TEMPORARY VIEW messages_view USING millstream {options}")
+    assert spark.sql("SELECT stream FROM messages_view").collect()[0]["stream"] == "a"
+    spark.sql("DROP VIEW messages_view")
+
+
+def test_server_that_never_answers_is_given_up_after_the_server_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match=f"no server answers at {url}"):
+            reader_of({"url": url, "bucket": "runs", "serverTimeout": "1s"}).partitions()
+        assert time.monotonic() - begun < 10

@@ -20,7 +20,7 @@ from millstream.spark.options import read_options
 from millstream.spark.stream import StreamReader
 from support.cold import wait_until
 from support.server import ServerProcess
-from support.spark_source import JSON, Row, Streams
+from support.spark_source import JSON, Row, Streams, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -366,3 +366,42 @@ def test_checkpoint_older_than_what_the_server_keeps_fails_or_goes_on_as_asked(
     else:
         assert to_files(frame, tmp_path).awaitTermination(240)
         assert set(in_files(spark, tmp_path)) == set(range(8))
+
+
+def test_query_over_one_stream_has_micro_batches_for_that_stream_only(streams: Streams) -> None:
+    streams.append("a", {"n": 1})
+    reader = StreamReader(read_options(streams.options(stream="a")), message_schema())
+    at = reader.initialOffset()
+    limit = reader.getDefaultReadLimit()
+    try:
+        assert reader.latestOffset(at, limit) == at
+        streams.append("b", {"n": 1})
+        streams.append("ab", {"n": 1})
+        assert reader.latestOffset(at, limit) == at
+        streams.flush()
+        assert reader.latestOffset(at, limit) == at
+        streams.append("a", {"n": 2})
+        after = reader.latestOffset(at, limit)
+        assert after != at
+        rows = rows_of(reader, reader.partitions(at, after))
+        assert [json.loads(row["payload"]) for row in rows] == [{"n": 2}]
+        streams.append("b", {"n": 3})
+        streams.flush()
+        assert reader.latestOffset(after, limit) == after
+    finally:
+        reader.stop()
+
+
+def test_min_partitions_splits_a_micro_batch(streams: Streams) -> None:
+    for number in range(8):
+        streams.append(f"run-{number}", *({"n": n, "pad": "x" * 500} for n in range(500)))
+    streams.flush()
+    for partition_by in ("stream", "position"):
+        options = streams.options(startingOffsets="earliest", minPartitions="4", partitionBy=partition_by)
+        reader = StreamReader(read_options(options), message_schema())
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        partitions = reader.partitions(start, end)
+        assert len(partitions) >= 4
+        assert len(rows_of(reader, partitions)) == 4_000
+        reader.stop()

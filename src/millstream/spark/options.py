@@ -1,8 +1,8 @@
 """The options of `format("millstream")`: parsed once, on the driver, with errors that name option, value and remedy.
 
-Spark hands over options with lower-case names and text values. What is not ours is left alone, since Spark mixes in
-its own (`path`, `checkpointLocation`), unless it looks like one of ours misspelled, or is one that other sources have
-and that would be missed here.
+Spark hands over options with lower-case names and text values, and mixes in some of its own (`path`,
+`checkpointLocation`), which are left alone. Any other option that is not known is refused: a limit that is misspelled
+would not be noticed otherwise.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ _OPTIONS_OF_OTHER_SOURCES: Final = {
 }
 # No time in milliseconds that anybody means lies before 1973; one in seconds does.
 _MILLISECONDS_MIN: Final = 100_000_000_000
+_MILLISECONDS_MAX: Final = 253_402_300_799_999
 
 _SIZE: Final = re.compile(r"([0-9]+)\s*(b|k|kb|kib|m|mb|mib|g|gb|gib)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -188,13 +189,18 @@ class _OptionReader:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
+        if "provider" in self._options or not self._options:
+            raise SourceError(
+                "CREATE TABLE … USING millstream does not work: Spark does not keep the options of such a table",
+                hint="use CREATE TEMPORARY VIEW … USING millstream OPTIONS (url '…', bucket '…')",
+            )
         for name in self._options:
             if name in _OPTIONS_OF_OTHER_SOURCES:
                 raise SourceError(f"there is no option {name!r}", hint=_OPTIONS_OF_OTHER_SOURCES[name])
             if name not in _SPELLINGS and name not in _SPARK_OPTIONS:
-                close = difflib.get_close_matches(name, _SPELLINGS, n=1, cutoff=0.8)
-                if close:
-                    raise SourceError(f"there is no option {name!r}", hint=f"did you mean {_SPELLINGS[close[0]]!r}?")
+                close = difflib.get_close_matches(name, _SPELLINGS, n=1, cutoff=0.7)
+                hint = f"did you mean {_SPELLINGS[close[0]]!r}?" if close else f"there are {', '.join(_NAMES)}"
+                raise SourceError(f"there is no option {name!r}", hint=hint)
 
     def text(self, name: str) -> str | None:
         value = self._options.get(name.lower())
@@ -350,6 +356,11 @@ def _bound(given: _OptionReader, offsets: str, timestamp: str) -> Bound | None:
         return bound
     if bound is not None:
         raise SourceError(f"the options {offsets!r} and {timestamp!r} exclude each other", hint="give one of them")
+    if at_ms > _MILLISECONDS_MAX:
+        raise SourceError(
+            f"the option {timestamp!r} is {at_ms}, which in milliseconds is beyond the year 9999",
+            hint=f"it takes milliseconds: {at_ms // 1000} if these are microseconds",
+        )
     if 0 < at_ms < _MILLISECONDS_MIN:
         raise SourceError(
             f"the option {timestamp!r} is {at_ms}, which in milliseconds is in {1970 + at_ms // 31_556_952_000}",
@@ -370,6 +381,27 @@ def _check_bounds(starting: Bound | None, ending: Bound | None) -> None:
         raise SourceError(
             f"the read starts at {starting.at_ms} and ends before {ending.at_ms} (milliseconds since 1970)",
             hint="swap them",
+        )
+
+
+def check_batch_bounds(options: ReadOptions) -> None:
+    """A batch read from the end on, or up to the beginning, would be empty without a word."""
+    if options.starting == LATEST:
+        raise SourceError(
+            "the option 'startingOffsets' is 'latest': a batch read from there on has no rows",
+            hint="leave it out to read from the beginning, or use spark.readStream",
+        )
+    if options.ending == EARLIEST:
+        raise SourceError(
+            "the option 'endingOffsets' is 'earliest': a batch read up to there has no rows", hint="leave it out"
+        )
+
+
+def check_streaming_bounds(options: ReadOptions) -> None:
+    if options.ending is not None:
+        raise SourceError(
+            "the options 'endingOffsets' and 'endingTimestamp' are for batch reads; a streaming query does not end",
+            hint="leave them out; trigger(availableNow=True) reads what there is and stops",
         )
 
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from millstream.spark.batch import BatchReader, FilteringBatchReader
 from millstream.spark.columns import layout_of, message_schema
-from millstream.spark.options import read_options, write_options
+from millstream.spark.options import check_batch_bounds, check_streaming_bounds, read_options, write_options
 from millstream.spark.source_client import SourceClient
 from millstream.spark.stream import StreamReader
 from millstream.spark.writer import BatchWriter, StreamWriter, check_target
@@ -36,11 +36,13 @@ class MillstreamSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
+        check_batch_bounds(options)
         layout_of(schema, options)
         return FilteringBatchReader(options, schema) if options.push_filters else BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = read_options(self.options)
+        check_streaming_bounds(options)
         layout_of(schema, options)
         return StreamReader(options, schema)
 

@@ -97,7 +97,8 @@ class SourceClient:
         self._client = Client(
             connection.url,
             token=connection.token,
-            timeout=REQUEST_SECONDS,
+            # A server that takes a request and does not answer is not waited for longer than one that is away.
+            timeout=min(REQUEST_SECONDS, max(connection.timeout_seconds, NEWS_SECONDS)),
             live_timeout=NEWS_SECONDS,
             ssl_context=connection.trust(),
             clock=self._clock,
@@ -155,6 +156,15 @@ class SourceClient:
     def pause(self) -> None:
         """What keeps those who look for news in several places from asking without end."""
         time.sleep(NEWS_SECONDS / 10)
+
+    def state_of(self, key: StreamKey) -> str:
+        """Text that changes whenever a stream does: its entity tag; empty if there is no such stream."""
+        try:
+            return self._call(calls.head(_address(key).path)).etag or ""
+        except (NotFound, Gone):
+            return ""
+        except ClientError as error:
+            raise self._explained(error, key.bucket) from None
 
     def content_type(self, key: StreamKey) -> str | None:
         """A stream's content type, None if there is no such stream."""

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from millstream.protocol.keys import StreamKey
 from millstream.spark import planning
 from millstream.spark.admission import Admission, cuts_of, name_cuts_of
 from millstream.spark.cold_reader import ColdReader, store_settings
@@ -67,6 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[int, int] | None = None
         self._admission = Admission(options)
         self._client: SourceClient | None = None
+        self._known_state: str | None = None
 
     # -- offsets, on the driver --------------------------------------------------------------------------------
 
@@ -89,6 +91,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         client = self._connected()
+        # Before the listing: what the stream has by now lies before the listing's latest position.
+        state = self._stream_state(client)
         first = min((position for _, position in _positions(start)), default=0)
         cold = client.cold(self._options.bucket, first - 1)
         ends: dict[int, int] = {}
@@ -100,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = shard.latest + 1
             if self._target is not None:
                 end = max(min(end, self._target.get(shard.shard, end)), begin)
-            if end > begin and not self._has_news(client, shard, begin):
+            if end > begin and (self._is_known(state) or not self._has_news(client, shard, begin)):
                 end = begin
             if end > begin:
                 end = self._admission.limit(client, cold, shard, begin, end, limit)
@@ -112,10 +116,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends[shard.shard] = end
         if all(start.get(str(shard)) == end for shard, end in ends.items()):
             if self._target is None:
+                self._known_state = state
                 self._await_news(client, cold, ends)
             return start
+        is_everything = all(ends[shard.shard] > shard.latest for shard in cold.shards)
+        self._known_state = state if is_everything else None
         latest: Offset = {str(shard): end for shard, end in ends.items()}
         return latest | ({CUTS: cuts} if cuts else {}) | ({NAMES: names} if names else {})
+
+    def _stream_state(self, client: SourceClient) -> str | None:
+        """Of a query over one stream, what changes whenever the stream does."""
+        if self._options.stream is None:
+            return None
+        return client.state_of(StreamKey(self._options.bucket, self._options.stream))
+
+    def _is_known(self, state: str | None) -> bool:
+        """Whether the one stream is as it was when everything of it was taken into a micro-batch."""
+        return state is not None and state == self._known_state
 
     def _name_cuts(self, cold: ColdListing, shard: ShardListing, begin: int, end: int) -> list[str]:
         """Names that split what the segments have between two positions; the feed's share goes along with them."""
@@ -168,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(segment.last_position >= begin for segment in shard.refs()):
             return True
         after = max(begin - 1, shard.flushed)
-        page = client.feed(self._options.bucket, shard.shard, after, self._options.prefix, bytes_max=1)
+        page = client.feed(self._options.bucket, shard.shard, after, self._feed_prefix, bytes_max=1)
         return bool(page.table.num_rows)
 
     def _await_news(self, client: SourceClient, cold: ColdListing, ends: dict[int, int]) -> None:
@@ -176,9 +193,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if len(cold.shards) == 1:
             shard = cold.shards[0]
             after = max(ends[shard.shard] - 1, shard.flushed)
-            client.await_news(self._options.bucket, shard.shard, after, self._options.prefix)
+            client.await_news(self._options.bucket, shard.shard, after, self._feed_prefix)
         else:
             client.pause()
+
+    @property
+    def _feed_prefix(self) -> str:
+        return self._options.stream or self._options.prefix
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.records_per_trigger is not None:
