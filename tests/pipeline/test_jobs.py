@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -323,3 +326,40 @@ def test_import_from_another_server_copies_streams_once_with_type_and_closure(
     again = import_server(spark, options, scene.connection, streams)
     assert again.messages == 0 and again.repeated > 0
     assert scene.read("/copied/large") == large
+
+
+# -- manners ---------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "millstream.cli.main", "pipeline", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_unknown_bucket_is_refused_before_spark_starts(scene: Scene) -> None:
+    for job in (["usage", "--bucket", "nowhere"], ["export", "nowhere", "out"], ["compact", "--bucket", "nowhere"]):
+        begun = time.monotonic()
+        outcome = command(*job, "--url", scene.connection.url)
+        assert outcome.returncode != 0
+        assert "has no bucket 'nowhere'" in outcome.stderr and "buckets ls" in outcome.stderr
+        assert time.monotonic() - begun < 8, "Spark alone takes longer to start on a busy machine"
+        assert "java" not in outcome.stderr.lower()
+
+
+def test_job_says_nothing_but_its_result(scene: Scene, tmp_path: Path) -> None:
+    fill(scene, "runs", flushes=1)
+    outcome = command("usage", "--url", scene.connection.url, "--master", "local[1]")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "runs" in outcome.stdout
+    assert outcome.stderr == ""
+    outcome = command("import", "runs", str(tmp_path / "no.json"), "--name", "x", "--url", scene.connection.url)
+    assert outcome.returncode != 0 and "there is no file" in outcome.stderr and "Traceback" not in outcome.stderr
+    (tmp_path / "bad.parquet").write_bytes(b"not parquet")
+    outcome = command("import", "runs", str(tmp_path / "bad.parquet"), "--name", "x", "--url", scene.connection.url)
+    assert outcome.returncode != 0 and "Traceback" not in outcome.stderr and "\tat " not in outcome.stderr
+    assert len(outcome.stderr.splitlines()) <= 3 and "Spark's log is in" in outcome.stderr

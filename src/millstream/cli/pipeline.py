@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,13 +13,15 @@ from millstream.cli.options import print_json, print_table
 from millstream.cli.parser import Parser
 from millstream.cli.progress import Progress
 from millstream.cli.remote import add_connection, server_address
-from millstream.errors import ConfigurationError, Unavailable
+from millstream.cli.spark_jobs import plain_errors, quiet_start, tasks_shown
+from millstream.errors import ConfigurationError, NotFound, Unavailable
 from millstream.sizes import human_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from millstream.spark.options import ColdRoot, Connection
+    from millstream.spark.source_client import SourceClient
 
 
 class Job(NamedTuple):
@@ -39,7 +42,13 @@ def add_parser(commands: Any) -> None:
         one = actions.add_parser(job.name, help=job.summary, description=job.summary)
         _add_common(one)
         job.add_arguments(one)
-        one.set_defaults(run=job.run)
+        one.set_defaults(run=partial(_run, job))
+
+
+def _run(job: Job, options: argparse.Namespace) -> int:
+    options.spark_log = []
+    with plain_errors(options.spark_log):
+        return job.run(options)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +64,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _connection(options: argparse.Namespace) -> tuple[Connection, ColdRoot]:
-    """Where the server is. One that is not there is said now, rather than after Spark has started."""
+def _connection(options: argparse.Namespace, buckets: Sequence[str] = ()) -> tuple[Connection, ColdRoot]:
+    """Where the server is. One that is not there, or lacks a bucket, is refused before Spark starts."""
     from millstream.spark.errors import SourceError
     from millstream.spark.options import read_options
     from millstream.spark.source_client import SourceClient
@@ -67,9 +76,25 @@ def _connection(options: argparse.Namespace) -> tuple[Connection, ColdRoot]:
         client.check_reachable()
     except SourceError as error:
         raise Unavailable(error.message, hint="check --url, and that the server runs") from None
+    else:
+        for bucket in buckets:
+            _check_bucket(client, bucket, read.connection.url)
     finally:
         client.close()
     return read.connection, read.cold
+
+
+def _check_bucket(client: SourceClient, bucket: str, url: str) -> None:
+    from millstream.spark.errors import SourceError
+
+    try:
+        client.check_bucket(bucket)
+    except SourceError as error:
+        if error.code != "bucket_not_found":
+            raise
+        raise NotFound(
+            f"{url} has no bucket {bucket!r}", code=error.code, hint="`millstream buckets ls` lists those there are"
+        ) from None
 
 
 def _source_options(options: argparse.Namespace) -> dict[str, str]:
@@ -94,7 +119,10 @@ def _session(options: argparse.Namespace) -> SparkSession:
         if not separator:
             raise ConfigurationError(f"--conf {setting!r} has no value", hint="write --conf name=value")
         conf[name.strip()] = value.strip()
-    return spark_session(f"millstream {options.job}", options.master, **conf)
+    with quiet_start() as log:
+        if log is not None:
+            options.spark_log.append(log)
+        return spark_session(f"millstream {options.job}", options.master, **conf)
 
 
 class _Bar:
@@ -158,7 +186,7 @@ def _add_compact(parser: argparse.ArgumentParser) -> None:
 def _compact(options: argparse.Namespace) -> int:
     from millstream.pipeline.compact import CompactOptions, compact
 
-    connection, cold = _connection(options)
+    connection, cold = _connection(options, options.bucket)
     bar = _Bar("compacting")
     try:
         summary = compact(
@@ -210,7 +238,9 @@ def _audit(options: argparse.Namespace) -> int:
     from millstream.pipeline.audit_report import positions, render
 
     connection, cold = _connection(options)
-    report = audit(_session(options), AuditOptions(connection, cold, options.orphan_age))
+    spark = _session(options)
+    with tasks_shown(spark, "checking"):
+        report = audit(spark, AuditOptions(connection, cold, options.orphan_age))
     if options.report is not None:
         options.report.write_text(render(report, connection.url), encoding="utf-8")
     if options.json:
@@ -239,8 +269,10 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
 def _usage(options: argparse.Namespace) -> int:
     from millstream.pipeline.usage import UsageOptions, render, usage
 
-    connection, cold = _connection(options)
-    rows = usage(_session(options), UsageOptions(connection, cold, tuple(options.bucket)))
+    connection, cold = _connection(options, options.bucket)
+    spark = _session(options)
+    with tasks_shown(spark, "counting"):
+        rows = usage(spark, UsageOptions(connection, cold, tuple(options.bucket)))
     if options.chart is not None:
         options.chart.write_text(render(rows), encoding="utf-8")
     if options.json:
@@ -266,19 +298,19 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace) -> int:
     from millstream.pipeline.export import ExportOptions, export, output_settings
 
-    connection, _ = _connection(options)
-    summary = export(
-        _session(options),
-        ExportOptions(
-            connection,
-            _source_options(options),
-            options.bucket,
-            output_settings(options.output),
-            options.format,
-            options.prefix,
-            not options.raw_only,
-        ),
+    connection, _ = _connection(options, [options.bucket])
+    given = ExportOptions(
+        connection,
+        _source_options(options),
+        options.bucket,
+        output_settings(options.output),
+        options.format,
+        options.prefix,
+        not options.raw_only,
     )
+    spark = _session(options)
+    with tasks_shown(spark, "exporting"):
+        summary = export(spark, given)
     if options.json:
         print_json(summary._asdict())
     elif not summary.messages:
@@ -312,21 +344,21 @@ def _add_materialize(parser: argparse.ArgumentParser) -> None:
 def _materialize(options: argparse.Namespace) -> int:
     from millstream.pipeline.materialize import MaterializeOptions, materialize
 
-    connection, _ = _connection(options)
-    summary = materialize(
-        _session(options),
-        MaterializeOptions(
-            connection,
-            _source_options(options),
-            options.bucket,
-            options.fold,
-            options.prefix,
-            options.key,
-            options.content_type,
-            options.messages_min,
-            is_dry_run=options.dry_run,
-        ),
+    connection, _ = _connection(options, [options.bucket])
+    given = MaterializeOptions(
+        connection,
+        _source_options(options),
+        options.bucket,
+        options.fold,
+        options.prefix,
+        options.key,
+        options.content_type,
+        options.messages_min,
+        is_dry_run=options.dry_run,
     )
+    spark = _session(options)
+    with tasks_shown(spark, "folding"):
+        summary = materialize(spark, given)
     if options.json:
         failures = [failure._asdict() for failure in summary.failures]
         print_json(summary._asdict() | {"failures": failures, "dry_run": options.dry_run})
@@ -366,7 +398,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _import(options: argparse.Namespace) -> int:
     from millstream.pipeline.bulk_import import ImportOptions, import_files, import_server
 
-    connection, _ = _connection(options)
+    connection, _ = _connection(options, [options.bucket])
     given = ImportOptions(connection, _source_options(options), options.bucket, options.name, options.content_type)
     bar = _Bar("importing")
     try:

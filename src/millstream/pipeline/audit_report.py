@@ -37,7 +37,8 @@ def render(report: AuditReport, url: str) -> str:
         rows = [(problem.kind, problem.where, problem.what) for problem in report.problems]
         blocks += ["<h2>Problems</h2>", charts.table(("what", "where", "why"), rows)]
     if report.figures:
-        blocks += ["<h2>Live payload by day</h2>", _by_day(report.figures)]
+        palette = charts.Palette(sorted({figure.bucket for figure in report.figures}))
+        blocks += ["<h2>Live payload by day</h2>", _by_day(report.figures, palette)]
         blocks += ["<h2>Live and dead payload by bucket</h2>", _by_bucket(report.figures)]
         blocks += ["<h2>Segments by size</h2>", _by_size(report.figures)]
     return charts.page("Audit of the cold tier", *blocks)
@@ -50,7 +51,7 @@ def positions(report: AuditReport) -> str:
     return "up to the positions " + ", ".join(f"{shard}.{at}" for shard, at in sorted(report.through.items()))
 
 
-def _by_day(figures: list[SegmentFigure]) -> str:
+def _by_day(figures: list[SegmentFigure], palette: charts.Palette) -> str:
     days = sorted({figure.day for figure in figures})
     series = []
     for bucket in sorted({figure.bucket for figure in figures}):
@@ -59,7 +60,7 @@ def _by_day(figures: list[SegmentFigure]) -> str:
             if figure.bucket == bucket:
                 totals[figure.day] += figure.live_bytes
         series.append(charts.Series(bucket, list(totals.values())))
-    return charts.stacked_bars([day_of(day) for day in days], series, "B")
+    return charts.stacked_bars([day_of(day) for day in days], series, "B", palette)
 
 
 def _by_bucket(figures: list[SegmentFigure]) -> str:

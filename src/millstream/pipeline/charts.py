@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 
@@ -12,6 +13,9 @@ COLOURS: Final = ("#2563eb", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d
 WIDTH: Final = 860
 HEIGHT: Final = 260
 SERIES_MAX: Final = 8
+REST_COLOUR: Final = "#9ca3af"
+LABEL_CHARACTERS_MAX: Final = 18
+CHARACTER_WIDTH: Final = 7
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 14, 46
 
 _STYLE: Final = """
@@ -34,11 +38,30 @@ svg { width: 100%; height: auto; } svg text { fill: var(--faint); font-size: 12p
 class Series(NamedTuple):
     name: str
     values: Sequence[float]
+    is_rest: bool = False
+    """Several that are shown as one."""
 
 
-def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
+class Palette:
+    """A colour for each name, the same in all charts of a page: names get them in the order they are first given."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._colours: dict[str, str] = {}
+        for name in names:
+            self.colour(name)
+
+    def colour(self, name: str) -> str:
+        number = len(self._colours)
+        # Steps of the golden angle: hues that lie apart, however many there are.
+        colour = COLOURS[number] if number < len(COLOURS) else f"hsl({number * 137.5 % 360:.0f} 60% 45%)"
+        return self._colours.setdefault(name, colour)
+
+
+def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str, palette: Palette | None = None) -> str:
     """One bar for each label, each series a piece of it; more series than colours are one called `others`."""
     shown = _limited(series)
+    palette = palette or Palette()
+    colours = [palette.colour(one.name) if not one.is_rest else REST_COLOUR for one in shown]
     totals = [sum(one.values[index] for one in shown) for index in range(len(labels))]
     top = _round_up(max(totals, default=0.0), unit)
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
@@ -48,7 +71,10 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
         y = _TOP + inner_height * (1 - tick / 4)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{human(top * tick / 4, unit)}</text>')
-    every = max(-(-len(labels) * 76 // inner_width), 1)
+    # As many labels as have room, each as wide as the widest.
+    texts = [_shortened(label) for label in labels]
+    width = max(map(len, texts), default=0) * CHARACTER_WIDTH + 2 * CHARACTER_WIDTH
+    every = max(-(-len(labels) * width // inner_width), 1)
     for index, label in enumerate(labels):
         x, base = _LEFT + index * step + step * 0.15, 0.0
         for number, one in enumerate(shown):
@@ -57,18 +83,23 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
             title = escape(f"{label} · {one.name}: {human(one.values[index], unit)}")
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.2f}" width="{max(step * 0.7, 1):.1f}" height="{height:.2f}"'
-                f' fill="{COLOURS[number]}"><title>{title}</title></rect>'
+                f' fill="{colours[number]}"><title>{title}</title></rect>'
             )
             base += one.values[index]
         if index % every == 0:
             middle = x + step * 0.35
-            parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 26}" text-anchor="middle">{escape(label)}</text>')
+            text = f"<title>{escape(label)}</title>{escape(texts[index])}"
+            parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 26}" text-anchor="middle">{text}</text>')
     parts.append("</svg>")
     legend = "".join(
-        f'<span><i style="background:{COLOURS[number]}"></i>{escape(one.name)}</span>'
+        f'<span><i style="background:{colours[number]}"></i>{escape(one.name)}</span>'
         for number, one in enumerate(shown)
     )
     return f'<figure>{"".join(parts)}<figcaption class="legend">{legend}</figcaption></figure>'
+
+
+def _shortened(label: str) -> str:
+    return label if len(label) <= LABEL_CHARACTERS_MAX else f"{label[: LABEL_CHARACTERS_MAX - 1]}…"
 
 
 def _limited(series: Sequence[Series]) -> list[Series]:
@@ -77,7 +108,9 @@ def _limited(series: Sequence[Series]) -> list[Series]:
     ordered = sorted(series, key=lambda one: -sum(one.values))
     kept, rest = ordered[: SERIES_MAX - 1], ordered[SERIES_MAX - 1 :]
     others = [sum(one.values[index] for one in rest) for index in range(len(rest[0].values))]
-    return [*kept, Series(f"{len(rest)} others", others)]
+    # In the order they were given, which is the same in every chart.
+    kept = [one for one in series if one in kept]
+    return [*kept, Series(f"{len(rest)} others", others, is_rest=True)]
 
 
 def _round_up(value: float, unit: str) -> float:
@@ -128,7 +161,10 @@ def _cell(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def page(title: str, *blocks: str) -> str:
+def page(title: str, *blocks: str, made_at: datetime | None = None) -> str:
+    """A page says when it was made."""
+    moment = made_at or datetime.now(UTC)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    body = f"<h1>{escape(title)}</h1>{''.join(blocks)}"
+    made = f'<p class="note"><time datetime="{moment.isoformat()}">{moment:%Y-%m-%d %H:%M:%S} UTC</time></p>'
+    body = f"<h1>{escape(title)}</h1>{made}{''.join(blocks)}"
     return f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head><body>{body}</body></html>\n"

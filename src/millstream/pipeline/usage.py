@@ -171,6 +171,7 @@ def render(rows: Iterable[UsageRow]) -> str:
     found = list(rows)
     days = sorted({row.day for row in found})
     blocks = []
+    palette = charts.Palette(sorted({row.bucket for row in found}))
     for title, unit, field in (
         ("Payload by day", "B", "payload_bytes"),
         ("Messages by day", "", "messages"),
@@ -180,7 +181,7 @@ def render(rows: Iterable[UsageRow]) -> str:
         for bucket in sorted({row.bucket for row in found}):
             by_day = {row.day: float(getattr(row, field)) for row in found if row.bucket == bucket}
             series.append(charts.Series(bucket, [by_day.get(day, 0.0) for day in days]))
-        blocks.append(f"<h2>{title}</h2>" + charts.stacked_bars(days, series, unit))
+        blocks.append(f"<h2>{title}</h2>" + charts.stacked_bars(days, series, unit, palette))
     headings = ("bucket", "day", "streams", "messages", "payload", "stored")
     lines = [(*row[:4], human_bytes(row.payload_bytes), human_bytes(row.stored_bytes)) for row in found]
     return charts.page("Usage", *blocks, "<h2>Table</h2>", charts.table(headings, lines))

@@ -246,6 +246,7 @@ class SourceClient:
         if error.code == "bucket_not_found":
             return SourceError(
                 f"the option or column 'bucket' is {bucket!r}, and {url} has no such bucket",
+                code=error.code,
                 hint=f"create it (curl -X PUT {url}/{bucket}), or correct the name",
             )
         if error.code in ("invalid_path", "invalid_bucket"):
