@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from millstream.tiers.manifests import decode_manifest, encode_manifest
+from millstream.tiers.manifests import encode_manifest, read_manifest
 from support.cold import (
     ColdStore,
     FolderStore,
@@ -278,7 +278,7 @@ def test_restore_after_many_flushes_follows_the_manifests(
 ) -> None:
     data_dir = tmp_path / "data"
     expected = write_flushes(data_dir, folder, flushes, **constants)
-    manifests = [decode_manifest(read_object(folder, path), path) for path in names(folder, "manifests")]
+    manifests = [read_manifest(read_object(folder, path), path)[0] for path in names(folder, "manifests")]
     assert any(manifest.first == 0 for manifest in manifests) is bool(constants)
     if constants:
         assert len(manifests) < flushes, "a full manifest removes those before it"
@@ -392,7 +392,7 @@ def test_a_store_of_another_version_is_refused_as_such_and_left_as_it_is(
     tmp_path: Path, small: FolderStore, command: tuple[str, ...]
 ) -> None:
     path = sorted(names(small, "manifests"))[-1]
-    manifest = decode_manifest(read_object(small, path), path)
+    manifest = read_manifest(read_object(small, path), path)[0]
     (small.folder / path).write_bytes(encode_manifest(msgspec.structs.replace(manifest, format=99)))
     before = small.listing()
     code, _, errors = run_here(*command, data_dir=tmp_path / "restored", store=small)

@@ -31,10 +31,10 @@ from millstream.shard.ownership import take_over
 from millstream.shard.restore import Restored, find_hole, find_manifests, restore
 from millstream.streams.records import StoreClaimed
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import decode_key
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import Objects, open_objects
 from millstream.tiers.stored_names import stored_shards
+from millstream.tiers.stream_rows import decode_key
 
 UNFINISHED: Final = "catalog.restoring"
 CACHE_BYTES: Final = 1 << 20

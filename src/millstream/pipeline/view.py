@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-import msgspec
-
 from millstream.errors import Corrupt
 from millstream.protocol.keys import StreamKey
-from millstream.tiers.catalog_rows import StreamRow, decode_key
-from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, find_chain, read_manifest
+from millstream.tiers.manifests import ColdView, Manifest, ManifestHead, ManifestStream, find_chain, read_manifest
 from millstream.tiers.objects import Objects
 from millstream.tiers.stored_names import list_ours, stored_shards
+from millstream.tiers.stream_rows import decode_manifest_stream
 
 MANIFESTS_AT_ONCE: Final = 16
-_ROW: Final = msgspec.msgpack.Decoder(StreamRow)
 
 
 class StreamState(NamedTuple):
@@ -82,20 +79,20 @@ async def load_view(objects: Objects, shard: int) -> View:
         for incarnation, _ in manifest.removed_streams:
             streams.pop(incarnation, None)
         for row in manifest.streams:
-            streams[row.incarnation] = _state(row.name, row.row)
+            streams[row.incarnation] = _state(row)
         through = manifest.through
     return View(shard, cold, streams, notes, through)
 
 
-def _state(name: bytes, data: bytes) -> StreamState:
-    row = _ROW.decode(data)
+def _state(row: ManifestStream) -> StreamState:
+    stream = decode_manifest_stream(row)
     return StreamState(
-        decode_key(name),
-        row.incarnation,
-        row.content_type,
-        row.tail,
-        0 if row.forks else row.earliest,
-        (row.fork.source, row.fork.offset) if row.fork is not None else None,
-        row.closed,
-        row.snapshot.blob if row.snapshot is not None else None,
+        stream.key,
+        stream.incarnation,
+        stream.content_type,
+        stream.tail,
+        0 if stream.forks else stream.earliest,
+        (stream.fork.source, stream.fork.offset) if stream.fork is not None else None,
+        stream.closed,
+        stream.snapshot.blob if stream.snapshot is not None else None,
     )

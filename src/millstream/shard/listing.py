@@ -15,7 +15,7 @@ from millstream.protocol.keys import StreamKey
 from millstream.streams.namespace import Namespace
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import decode_key, decode_stream, encode_key
+from millstream.tiers.stream_rows import decode_key, decode_stream, encode_key
 
 
 class Page(NamedTuple):

@@ -26,7 +26,6 @@ from millstream.tiers.catalog_rows import (
     SealedFlush,
     SealedReplacement,
     SealedSegment,
-    decode_stream_row,
 )
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.manifests import (
@@ -37,12 +36,13 @@ from millstream.tiers.manifests import (
     ManifestHead,
     Replacement,
     decode_notes,
-    encode_rows,
+    encode_manifest_streams,
     find_chain,
     read_manifest,
 )
 from millstream.tiers.segments import encode_extents
 from millstream.tiers.stored_names import list_ours, stored_shards
+from millstream.tiers.stream_rows import decode_manifest_stream
 
 logger = logging.getLogger("millstream.restore")
 
@@ -235,7 +235,7 @@ async def live_objects(cold: ColdTier, chain: list[ManifestHead]) -> tuple[set[s
         for incarnation, _ in manifest.removed_streams:
             snapshots.pop((manifest.shard, incarnation), None)
         for row in manifest.streams:
-            found = decode_stream_row(row.row).snapshot if row.blob is not None else None
+            found = decode_manifest_stream(row).snapshot if row.blob is not None else None
             snapshots[manifest.shard, row.incarnation] = found
     return notes, sorted((one for one in snapshots.values() if one is not None), key=lambda one: one.blob)
 
@@ -314,7 +314,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     return Checkpoint(
         position,
-        encode_rows(manifest.streams),
+        encode_manifest_streams(manifest.streams),
         [(incarnation.to_bytes(8, "big"), name) for incarnation, name in manifest.removed_streams],
         [],
         {**{name.encode(): row for name, row in manifest.singletons.items()}, MANIFEST_DIGEST: head.state},

@@ -62,10 +62,11 @@ from millstream.streams.state import Stream
 from millstream.tasks import Supervisor, end
 from millstream.tiers.blobs import Blobs, Upload
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import ColdTotals, decode_key
+from millstream.tiers.catalog_rows import ColdTotals
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import MESSAGE_COST_BYTES, HotTier
 from millstream.tiers.journal import Journals
+from millstream.tiers.stream_rows import decode_key
 
 logger = logging.getLogger("millstream.shard")
 

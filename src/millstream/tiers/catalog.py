@@ -36,15 +36,10 @@ from millstream.tiers.catalog_rows import (
     decode_claim,
     decode_extent,
     decode_flush,
-    decode_key,
     decode_own,
     decode_producer,
     decode_segment,
-    decode_stream,
-    encode_key,
     encode_row,
-    encode_stream,
-    own_extents,
     pack_pair,
     producer_key,
     restore_singletons,
@@ -60,9 +55,16 @@ from millstream.tiers.manifests import (
     ManifestFlush,
     ManifestStream,
     Replacement,
-    decode_rows,
+    decode_manifest_streams,
 )
 from millstream.tiers.segments import SHARED
+from millstream.tiers.stream_rows import (
+    decode_key,
+    decode_stream,
+    encode_key,
+    encode_stream,
+    own_extents,
+)
 
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
@@ -226,7 +228,7 @@ class Catalog:
     def write(self, checkpoint: Checkpoint) -> None:
         """Replace what has changed, all or nothing."""
         # In the order of their tree: neighbours share a page, and it is found and copied once.
-        streams = sorted(decode_rows(checkpoint.streams), key=attrgetter("name"))
+        streams = sorted(decode_manifest_streams(checkpoint.streams), key=attrgetter("name"))
         with self._environment.begin(write=True) as transaction:
             self._check_owner(transaction)
             CatalogWriter(self._tables, transaction, self.position, checkpoint.now_ms).write(checkpoint, streams)

@@ -1,8 +1,8 @@
 """The tables of the catalog, and what its readers and its writer both look up in them.
 
     meta           "position" → first position not reflected, which is also the first the log must hold;
-                   "format" → 4; "owner" → how often the catalog was opened: the last to open it may write
-    streams        bucket \\0 stream → incarnation, where its newest cold messages lie, StoredRow (`pack_stream`)
+                   "format" → 5; "owner" → how often the catalog was opened: the last to open it may write
+    streams        bucket \\0 stream → incarnation, where its newest cold messages lie, StreamRow (`pack_stream`)
     incarnations   u64, big-endian → bucket \\0 stream
     expiring       the same, only for streams with a deadline
     producers      incarnation (u64, big-endian), producer id → ProducerState; incarnation alone → how many it has
@@ -27,9 +27,10 @@ from typing import Any, Final
 import lmdb
 
 from millstream.errors import Corrupt, OtherFormat
-from millstream.tiers.catalog_rows import Kept, decode_key, decode_stream, u64
+from millstream.tiers.catalog_rows import Kept, u64
+from millstream.tiers.stream_rows import decode_key, decode_stream
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 REBUILT_HINT: Final = "move it away: it is rebuilt from the log if the log is whole"
 
 

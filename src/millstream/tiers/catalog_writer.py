@@ -13,7 +13,6 @@ from millstream.protocol.producers import ProducerState
 from millstream.slices import batched
 from millstream.streams.records import SegmentRef
 from millstream.tiers.catalog_rows import (
-    NO_EXTENTS,
     Checkpoint,
     ExtentRow,
     FlushRow,
@@ -22,27 +21,29 @@ from millstream.tiers.catalog_rows import (
     SegmentRow,
     decode_extent,
     decode_flush,
-    decode_key,
     decode_own,
     decode_placed,
     decode_producer,
     decode_segment,
-    decode_stream,
     encode_row,
-    own_extents,
     pack_pair,
-    pack_stream,
     producer_key,
-    row_of,
     shared_key,
-    stored_row,
     u32,
     u64,
-    with_extents,
 )
 from millstream.tiers.catalog_tables import FORMAT, Tables
 from millstream.tiers.manifests import ManifestStream
 from millstream.tiers.segments import Extent, decode_extents
+from millstream.tiers.stream_rows import (
+    NO_EXTENTS,
+    decode_key,
+    decode_stream,
+    own_extents,
+    pack_stream,
+    row_of,
+    with_extents,
+)
 
 # Rows that are handed to LMDB together.
 SLICE_ROWS: Final = 1024
@@ -111,7 +112,7 @@ class CatalogWriter:
                         if extended is None:
                             crowded[stream.incarnation] = [*map(encode_row, decode_own(own)), *added]
                         own = extended or NO_EXTENTS
-                    rows.append((stream.name, pack_stream(stream.incarnation, own, stored_row(stream.row))))
+                    rows.append((stream.name, pack_stream(stream.incarnation, own, stream.row)))
                     # An incarnation keeps its name, and the catalog has it since the checkpoint after its creation.
                     if is_new or stream.expires or stream.blob is not None:
                         self._put_references(stream)

@@ -15,11 +15,12 @@ from typing import Final, NamedTuple, Protocol
 from millstream.errors import Corrupt
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, decode_captured, encode_stream
+from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.columns import integers, last_rows, numbers
 from millstream.tiers.hot import Unflushed
-from millstream.tiers.manifests import encode_rows
+from millstream.tiers.manifests import encode_manifest_streams
 from millstream.tiers.segment_encoder import EncodedSegment, Owners, encode_segments
+from millstream.tiers.stream_rows import decode_captured, encode_stream
 
 _ARRAY: Final = b"\xdd"  # an array whose length follows in four bytes
 
@@ -47,7 +48,7 @@ class Growth(NamedTuple):
 class Rows(NamedTuple):
     """What manifest and catalog are to say of the streams that changed."""
 
-    streams: bytes  # as `encode_rows` wrote them
+    streams: bytes  # as `encode_manifest_streams` wrote them
     trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
 
 
@@ -112,7 +113,7 @@ def changed_streams(
 
 def rows_of(streams: Sequence[Stream]) -> Rows:
     trimmed = [(one.incarnation, one.earliest) for one in streams if one.earliest and not one.forks]
-    return Rows(encode_rows([encode_stream(stream) for stream in streams]), trimmed)
+    return Rows(encode_manifest_streams([encode_stream(stream) for stream in streams]), trimmed)
 
 
 def _segments_of(flush: FlushInput, streams: Sequence[Stream], rows: Rows) -> Segments:

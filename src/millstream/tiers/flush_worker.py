@@ -26,12 +26,13 @@ import msgspec
 import pyarrow as arrow
 
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import decode_captured, decode_checkpoint
+from millstream.tiers.catalog_rows import decode_checkpoint
 from millstream.tiers.channel import Channel, ChannelClosed
 from millstream.tiers.flush_jobs import Growth, changed_streams, rows_of
 from millstream.tiers.flush_process import Priority, SegmentHead, encode
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segment_encoder import Owners, encode_segments
+from millstream.tiers.stream_rows import decode_captured
 
 # At normal priority. Requests go first; but of one processor for all, a quarter is enough to keep up with them.
 NICENESS: Final = 5

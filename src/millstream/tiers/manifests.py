@@ -26,13 +26,13 @@ from millstream.protocol.producers import ProducerState
 from millstream.streams.records import SegmentRef
 from millstream.tiers.checked import Checked, seal, unseal
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 T = TypeVar("T")
 
 
 class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A catalog row: the stream's name (`bucket \\0 stream`) and its StreamRow."""
+    """A stream's name (`bucket \\0 stream`) and its StreamRow (`stream_rows.py`), as the catalog holds it."""
 
     incarnation: int
     name: bytes
@@ -201,8 +201,8 @@ _SKIMMED: Final = msgspec.msgpack.Decoder(_Skimmed)
 _NOTES: Final = msgspec.msgpack.Decoder(list[FeedNote])
 
 
-encode_rows: Final = msgspec.msgpack.Encoder().encode
-decode_rows: Final = msgspec.msgpack.Decoder(list[ManifestStream]).decode
+encode_manifest_streams: Final = msgspec.msgpack.Encoder().encode
+decode_manifest_streams: Final = msgspec.msgpack.Decoder(list[ManifestStream]).decode
 """The rows of a manifest by themselves: they may be very many, and are handed on as they are."""
 
 
@@ -212,10 +212,6 @@ def encode_manifest(manifest: Manifest, rows: bytes | None = None) -> bytes:
         encoded: Any = msgspec.Raw(rows)
         manifest = msgspec.structs.replace(manifest, streams=encoded)
     return seal(_ENCODER.encode(manifest))
-
-
-def decode_manifest(data: bytes, path: str) -> Manifest:
-    return read_manifest(data, path)[0]
 
 
 def read_manifest(data: bytes, path: str) -> tuple[Manifest, ManifestHead]:

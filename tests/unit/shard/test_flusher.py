@@ -12,8 +12,9 @@ from millstream.errors import NotFound
 from millstream.shard.flush import apply, flusher, seal
 from millstream.shard.flush import capture as module
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, encode_stream
-from millstream.tiers.manifests import decode_rows
+from millstream.tiers.catalog_rows import Checkpoint
+from millstream.tiers.manifests import decode_manifest_streams
+from millstream.tiers.stream_rows import encode_stream
 from support.fake_time import FakeClock, run, turns
 from support.shards import ShardDriver, key_of, started
 
@@ -98,7 +99,7 @@ def test_every_kind_of_change_during_a_checkpoint_leaves_the_captured_moment(
             assert held.is_set()
             assert len(written) == 1
             # Each of the eight exactly once, as they were when it began.
-            assert len(decode_rows(written[0].streams)) == 8
+            assert len(decode_manifest_streams(written[0].streams)) == 8
             assert saved_tails(driver.catalog, 8) == [1] * 8
             saved = driver.catalog.load_key(key_of("logs/0"))
             assert saved is not None

@@ -27,7 +27,7 @@ from millstream.protocol.expiry import Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
 from millstream.streams.commands import AppendOutcome
-from millstream.tiers.catalog_rows import encode_stream
+from millstream.tiers.stream_rows import encode_stream
 from support.fake_time import FakeClock, FakeTimeLoop, turns
 from support.shards import ShardDriver, append, create, open_shard
 

@@ -23,22 +23,23 @@ from millstream.streams.records import ForkPoint, SegmentRef
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.catalog_rows import (
-    COMMON_TYPES,
-    NO_EXTENTS,
-    OWN_EXTENTS_MAX,
     Checkpoint,
     SealedFlush,
     SealedReplacement,
     SealedSegment,
+)
+from millstream.tiers.manifests import ManifestStream, encode_manifest_streams
+from millstream.tiers.segments import Extent, encode_extents
+from millstream.tiers.stream_rows import (
+    COMMON_TYPES,
+    NO_EXTENTS,
+    OWN_EXTENTS_MAX,
     decode_key,
     decode_stream,
     encode_key,
     encode_stream,
     pack_stream,
-    stored_row,
 )
-from millstream.tiers.manifests import ManifestStream, encode_rows
-from millstream.tiers.segments import Extent, encode_extents
 
 number = st.integers(0, 2**62)
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -68,7 +69,7 @@ def streams(draw: st.DrawFn) -> Stream:
 
 
 def packed(encoded: ManifestStream) -> bytes:
-    return pack_stream(encoded.incarnation, NO_EXTENTS, stored_row(encoded.row))
+    return pack_stream(encoded.incarnation, NO_EXTENTS, encoded.row)
 
 
 def fields(stream: Stream) -> dict[str, object]:
@@ -87,13 +88,12 @@ def test_a_stream_survives_the_round_trip(stream: Stream) -> None:
 def test_a_stream_of_which_there_is_little_to_say_takes_few_bytes() -> None:
     one = Stream.created(1_000_000, StreamKey("b", "s"), "application/json", 1_790_000_000_000)
     one.tail, one.last_write_at_ms, one.last_access_ms = 4096, 1_790_500_000_000, 1_790_500_000_000
-    assert len(encode_stream(one).row) > 60
-    assert len(stored_row(encode_stream(one).row)) <= 20
+    assert len(encode_stream(one).row) <= 20
 
 
 @given(streams(), st.data())
 def test_a_row_cut_short_is_an_error(stream: Stream, data: st.DataObject) -> None:
-    row = stored_row(encode_stream(stream).row)
+    row = encode_stream(stream).row
     cut = row[: data.draw(st.integers(0, len(row) - 1))]
     with pytest.raises(msgspec.MsgspecError):
         decode_stream(stream.key, pack_stream(stream.incarnation, NO_EXTENTS, cut))
@@ -101,7 +101,7 @@ def test_a_row_cut_short_is_an_error(stream: Stream, data: st.DataObject) -> Non
 
 @given(streams(), st.data())
 def test_a_row_with_a_byte_flipped_is_an_error_or_a_stream_never_a_crash(stream: Stream, data: st.DataObject) -> None:
-    row = bytearray(stored_row(encode_stream(stream).row))
+    row = bytearray(encode_stream(stream).row)
     row[data.draw(st.integers(0, len(row) - 1))] ^= data.draw(st.integers(1, 255))
     try:
         found = decode_stream(stream.key, pack_stream(stream.incarnation, NO_EXTENTS, bytes(row)))
@@ -144,7 +144,7 @@ def checkpoint(position: int, *saved: Stream, removed: tuple[Stream, ...] = ()) 
     }
     return Checkpoint(
         position=position,
-        streams=encode_rows([encode_stream(one) for one in saved]),
+        streams=encode_manifest_streams([encode_stream(one) for one in saved]),
         removed=[(one.incarnation.to_bytes(8, "big"), encode_key(one.key)) for one in removed],
         **empty,
     )
@@ -410,7 +410,7 @@ def test_what_footers_list_of_streams_that_are_gone_or_trimmed_is_dropped(catalo
     assert [row.live_bytes for _, row in catalog.segments()] == [1, 0]
 
 
-@pytest.mark.parametrize("written", [1, 2, 3, 99])
+@pytest.mark.parametrize("written", [1, 4, 99])
 def test_a_catalog_of_another_format_is_refused(tmp_path: Path, written: int) -> None:
     with lmdb.open(str(tmp_path), max_dbs=8) as environment:
         meta = environment.open_db(b"meta")

@@ -14,10 +14,11 @@ import pytest
 from millstream.errors import Conflict, Corrupt, Unavailable
 from millstream.tiers import flush_process, segment_encoder
 from millstream.tiers.catalog import Catalog
-from millstream.tiers.catalog_rows import Checkpoint, encode_captured, encode_checkpoint
+from millstream.tiers.catalog_rows import Checkpoint, encode_checkpoint
 from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
 from millstream.tiers.flush_process import FlushProcess, Priority, encode
 from millstream.tiers.segment_encoder import EncodedSegment
+from millstream.tiers.stream_rows import encode_captured
 from support.segments import Run, run_of, streams_of, unflushed_of
 
 RUNS = [

@@ -11,8 +11,9 @@ import asyncio
 from typing import Final
 
 from millstream.shard.parts import ShardParts
-from millstream.tiers.catalog_rows import encode_captured, encode_key, encode_singletons
+from millstream.tiers.catalog_rows import encode_singletons
 from millstream.tiers.manifests import FeedNote
+from millstream.tiers.stream_rows import encode_captured, encode_key
 
 SLICE_STREAMS: Final = 256
 
