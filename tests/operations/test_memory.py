@@ -70,6 +70,9 @@ def test_requests_that_are_answered_or_given_up_leave_nothing_behind(tmp_path: P
             assert (await ask(app, "POST", PATH, b"more", TEXT)).status == 204
             assert [(await poll).body for poll in polls] == [b"more"] * 4
             assert (await ask(app, "GET", f"{PATH}?offset=-1")).body == b"x" * 100_000 + b"more"
+            # Refused by the shard, and for a path that can name nothing.
+            assert (await ask(app, "POST", PATH, b"{}", {"content-type": "application/json"})).status == 409
+            assert (await ask(app, "GET", "/v1/stream/%zz")).status == 400
             await asyncio.sleep(0.2)  # what was being fetched arrives all the same
             assert left() == []
         await node.stop()

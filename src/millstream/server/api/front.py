@@ -139,7 +139,8 @@ class Front:
             else:
                 answer = self._handle_other(request, route)
         except MillstreamError as error:
-            answer = _refused(request, error_response(error))
+            # Its frames hold what holds it, a route or a local: a cycle with the request in it, until a collection.
+            answer = _refused(request, error_response(error.with_traceback(None)))
         except Exception:  # a defect is the misfortune of one request, not of its connection or the server
             answer = _refused(request, defect_response(request))
         return answer if session is None else session.watch(answer)
@@ -165,7 +166,7 @@ class Front:
 
     def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
         """Called by the adapters with what became of a request, whoever decided that; returns what is to be sent."""
-        response = outcome if type(outcome) is Response else error_response(outcome)  # type: ignore[arg-type]
+        response = outcome if not isinstance(outcome, MillstreamError) else error_response(outcome.with_traceback(None))
         for policy in self._policies:
             response = policy(request, response)
         metrics = self.metrics
