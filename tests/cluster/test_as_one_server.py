@@ -18,6 +18,7 @@ from millstream.pipeline.view import load_views
 from millstream.protocol.lib0 import frame_update
 from millstream.tiers.cold import compacted_path
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.tiers.segment_reader import SegmentReader
 from support import compaction
 from support.access import bearer, make_token
 from support.cluster import Cluster, NodeProcess, running, wait_until
@@ -202,9 +203,10 @@ async def _compacted(settings: ObjectStoreSettings, bucket: str) -> dict[str, ob
     objects = open_objects(settings)
     for view in await load_views(objects):
         limits = Limits(128 << 20, 2, 0.3)
-        weights = await weigh(objects, view, {bucket})
+        reader = SegmentReader(objects)
+        weights = weigh(reader, view, {bucket})
         for weighed in groups_of(weights, limits):
-            group = await plan_group(objects, view, weighed, limits)
+            group = plan_group(reader, view, weighed, limits)
             source = group.sources[0]
             path = compacted_path(bucket, source.first_at_ms, group.shard, source.first_position, os.urandom(8))
             (edges,) = group.ranges()
