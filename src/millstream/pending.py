@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final, Generic, TypeVar, overload
 
+import msgspec
+
 from millstream.errors import MillstreamError, Unavailable
 from millstream.tasks import end
 
@@ -25,43 +27,55 @@ U = TypeVar("U")
 _NOT_YET: Final[Any] = object()
 
 
-class Pending(Generic[T]):
-    """`outcome` is what it will be settled with, for those who know it beforehand; `settle()` makes it so."""
+class Pending(msgspec.Struct, Generic[T], eq=False):
+    """`outcome` is what it will be settled with, for those who know it beforehand; `settle()` makes it so.
 
-    __slots__ = ("_consumer", "_on_abandon", "_outcome", "_steps", "is_settled")
+    A struct, because an append makes one, and making one is three times as fast as for a plain class with slots.
+    """
 
-    def __init__(self, outcome: T | MillstreamError = _NOT_YET, on_abandon: Callable[[], object] | None = None) -> None:
-        self._outcome = outcome
-        self._on_abandon = on_abandon
-        self._steps: tuple[Callable[[Any], Any], ...] = ()
-        self._consumer: Callable[[Any], None] | None = None
-        self.is_settled = False
+    outcome: T | MillstreamError = _NOT_YET
+    # What to do if nobody waits any more; None if it is not to be given up.
+    on_abandon: Callable[[], object] | None = None
+    is_settled: bool = False
+    _consumer: Callable[[Any], None] | None = None
+    # What is to be made of the value. Nearly always there is one step, or none.
+    _step: Callable[[Any], Any] | None = None
+    _later_steps: tuple[Callable[[Any], Any], ...] = ()
 
     @classmethod
     def settled(cls, outcome: T | MillstreamError) -> Pending[T]:
         """One that was settled from the beginning."""
-        pending = cls(outcome)
-        pending.is_settled = True
-        return pending
+        return cls(outcome, None, True)
 
     def settle(self, outcome: T | MillstreamError = _NOT_YET) -> None:
         """Settle with an outcome, or with the one that was known beforehand; the first time counts."""
         if self.is_settled:
             return
-        value: Any = self._outcome if outcome is _NOT_YET else outcome
-        while self._steps:
-            step, self._steps = self._steps[0], self._steps[1:]
-            value = _outcome_of(step, value)
+        value: Any = self.outcome if outcome is _NOT_YET else outcome
+        step = self._step
+        while step is not None:
+            if not isinstance(value, MillstreamError) or type(step) is _Either:
+                try:
+                    value = step(value)
+                except MillstreamError as error:
+                    value = error
+                except Exception as error:
+                    value = defect(error)
+            if self._later_steps:
+                self._step, self._later_steps = self._later_steps[0], self._later_steps[1:]
+            else:
+                self._step = None
             if type(value) is Pending:
-                self._on_abandon = value.abandon
+                self.on_abandon = value.abandon
                 value.when_settled(self.settle)
                 return
+            step = self._step
         self._finish(value)
 
     def _finish(self, outcome: T | MillstreamError) -> None:
         self.is_settled = True
-        self._outcome = outcome
-        self._on_abandon = None
+        self.outcome = outcome
+        self.on_abandon = None
         consumer = self._consumer
         if consumer is not None:
             self._consumer = None
@@ -82,16 +96,20 @@ class Pending(Generic[T]):
         return self._add(_Either(step))
 
     def _add(self, step: Callable[[Any], Any]) -> Pending[Any]:
-        if not self.is_settled:
-            self._steps += (step,)
-            return self
-        made = _outcome_of(step, self._outcome)
-        return made if type(made) is Pending else Pending.settled(made)
+        if self.is_settled:
+            following: Pending[Any] = Pending(self.outcome, None, False, None, step)
+            following.settle()
+            return following
+        if self._step is None:
+            self._step = step
+        else:
+            self._later_steps += (step,)
+        return self
 
     def when_settled(self, consumer: Callable[[T | MillstreamError], None]) -> None:
         """Give the outcome to a consumer, once: now, or when it is there. There is one consumer."""
         if self.is_settled:
-            consumer(self._outcome)
+            consumer(self.outcome)
         else:
             assert self._consumer is None, "an outcome goes to one consumer"
             self._consumer = consumer
@@ -99,8 +117,8 @@ class Pending(Generic[T]):
     def interrupt(self, error: MillstreamError) -> None:
         """Settle with an error, and give up what would have settled it."""
         if not self.is_settled:
-            give_up = self._on_abandon
-            self._steps = ()
+            give_up = self.on_abandon
+            self._step, self._later_steps = None, ()
             self._finish(error)
             if give_up is not None:
                 give_up()
@@ -110,19 +128,19 @@ class Pending(Generic[T]):
         and so does what was to follow from it."""
         if not self.is_settled:
             # What is given up may refer to this: without the cut both would stay until the next full collection.
-            give_up, self._on_abandon, self._consumer = self._on_abandon, None, None
+            give_up, self.on_abandon, self._consumer = self.on_abandon, None, None
             if give_up is not None:
                 give_up()
 
     @property
     def is_abandonable(self) -> bool:
         """Whether it only waits, so that it can be given up."""
-        return self._on_abandon is not None
+        return self.on_abandon is not None
 
     def result(self) -> T:
         """The value of one that is settled; raises its error."""
         assert self.is_settled
-        outcome = self._outcome
+        outcome = self.outcome
         if isinstance(outcome, MillstreamError):
             raise outcome
         return outcome
@@ -130,7 +148,7 @@ class Pending(Generic[T]):
     @property
     def error(self) -> MillstreamError | None:
         """The error of one that is settled, if that is its outcome."""
-        return self._outcome if isinstance(self._outcome, MillstreamError) else None
+        return self.outcome if isinstance(self.outcome, MillstreamError) else None
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self.is_settled:
@@ -161,17 +179,6 @@ class _Either:
         return self.step(outcome)
 
 
-def _outcome_of(step: Callable[[Any], Any], value: object) -> Any:
-    if isinstance(value, MillstreamError) and type(step) is not _Either:
-        return value
-    try:
-        return step(value)
-    except MillstreamError as error:
-        return error
-    except Exception as error:
-        return defect(error)
-
-
 def defect(error: Exception) -> MillstreamError:
     """What somebody is told who waited for something that failed in a way nobody foresaw."""
     logger.error("a step of a request failed", exc_info=error)
@@ -190,7 +197,7 @@ class BackgroundTasks:
         pending: Pending[T] = Pending()
         task = asyncio.get_running_loop().create_task(_settle_with(work, pending))
         if cancels:
-            pending._on_abandon = task.cancel
+            pending.on_abandon = task.cancel
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: work.close())  # one that was cancelled early never began it

@@ -79,15 +79,26 @@ class Front:
     ) -> None:
         self._backend = backend
         self._node_handlers = node_handlers
-        self._policies: tuple[Policy, ...] = (worded_for_yjs, self._for_its_holder, *policies)
+        # Those of a front without a gate, and those that are applied.
+        self._plain_policies: tuple[Policy, ...] = (worded_for_yjs, *policies)
+        self._policies = self._plain_policies
         self._series = {method: metrics.series(method, Kind.STREAM) for method in _STREAM_METHODS}
         self.metrics = metrics
         self.health = health
         self.supervisor = health.supervisor
-        self.gate: Gate | None = None
+        self._gate: Gate | None = None
         self.logs_access = False
         self.examples: Examples | None = None
         self.console: Console | None = None
+
+    @property
+    def gate(self) -> Gate | None:
+        return self._gate
+
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        self._gate = gate
+        self._policies = self._plain_policies if gate is None else (*self._plain_policies, gate.answer_to)
 
     @property
     def live_reads(self) -> LiveReads:
@@ -114,7 +125,7 @@ class Front:
             try:
                 self.gate.check_head(request, route_of(request.path))
             except MillstreamError as error:
-                return self._for_its_holder(request, error_response(error))
+                return self.gate.answer_to(request, error_response(error))
         return None
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
@@ -131,8 +142,8 @@ class Front:
             if self.examples is not None and request.path.startswith(EXAMPLES_ROOT):
                 return self.examples.serve(request)
             route = route_of(request.path)
-            if self.gate is not None:
-                session = self.gate.admit(request, route)
+            if self._gate is not None:
+                session = self._gate.admit(request, route)
             if route.kind is _STREAM and (series := self._series.get(request.method)) is not None:
                 request.series = series
                 answer = self._backend.handle(request, route)
@@ -181,10 +192,6 @@ class Front:
             if self.logs_access:
                 log_access(request, response, seconds)
         return response
-
-    def _for_its_holder(self, request: Request, response: Response) -> Response:
-        """What needed a token is for its holder's caches alone."""
-        return response if self.gate is None else self.gate.answer_to(request, response)
 
     @staticmethod
     def worded(target: bytes, refusal: Response) -> Response:

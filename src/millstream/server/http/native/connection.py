@@ -211,11 +211,11 @@ class Connection(asyncio.Protocol):
         self._request = request
         self.state = HANDLING
         answer = shared.app.handle(request)
-        if type(answer) is Response:
+        if isinstance(answer, Response):
             self._respond(answer)
         else:
-            self._pending = cast("Pending[Response]", answer)
-            self._pending.when_settled(self._respond)
+            self._pending = answer
+            answer.when_settled(self._respond)
 
     def expects_continue(self) -> None:
         if self._is_idle():
