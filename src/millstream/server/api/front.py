@@ -79,9 +79,8 @@ class Front:
     ) -> None:
         self._backend = backend
         self._node_handlers = node_handlers
-        # Those of a front without a gate, and those that are applied.
-        self._plain_policies: tuple[Policy, ...] = (worded_for_yjs, *policies)
-        self._policies = self._plain_policies
+        # Applied to every answer, in this order, after `worded_for_yjs` where it is an error.
+        self._own_policies = self._policies = policies
         self._series = {method: metrics.series(method, Kind.STREAM) for method in _STREAM_METHODS}
         self.metrics = metrics
         self.health = health
@@ -98,7 +97,7 @@ class Front:
     @gate.setter
     def gate(self, gate: Gate | None) -> None:
         self._gate = gate
-        self._policies = self._plain_policies if gate is None else (*self._plain_policies, gate.answer_to)
+        self._policies = self._own_policies if gate is None else (*self._own_policies, gate.answer_to)
 
     @property
     def live_reads(self) -> LiveReads:
@@ -178,6 +177,8 @@ class Front:
     def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
         """Called by the adapters with what became of a request, whoever decided that; returns what is to be sent."""
         response = outcome if not isinstance(outcome, MillstreamError) else error_response(outcome.with_traceback(None))
+        if response.status >= 400:
+            response = worded_for_yjs(request, response)
         for policy in self._policies:
             response = policy(request, response)
         metrics = self.metrics
@@ -201,9 +202,7 @@ class Front:
 
 def worded_for_yjs(request: Request, response: Response) -> Response:
     """Errors about documents in the words of their protocol (Yjs §10)."""
-    if response.status < 400 or not request.path.startswith(YJS_ROOT):
-        return response
-    return yjs_error(response)
+    return yjs_error(response) if request.path.startswith(YJS_ROOT) else response
 
 
 def _refused(request: Request, response: Response) -> Response:

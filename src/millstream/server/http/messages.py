@@ -9,6 +9,8 @@ from itertools import count
 from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from millstream.access.scopes import Principal
 from millstream.caches import cached
 from millstream.clock import SystemClock
@@ -48,53 +50,31 @@ COMMON_FIELDS: Final = (
 SANDBOX: Final = b"content-security-policy: sandbox\r\n"
 
 
-class Request:
-    """One request, body included. `headers` has lower-case names; a repeated one is joined with commas."""
+class Request(msgspec.Struct, eq=False):
+    """One request, body included. `headers` has lower-case names; a repeated one is joined with commas.
 
-    __slots__ = (
-        "_base_url",
-        "body",
-        "client",
-        "headers",
-        "is_open",
-        "method",
-        "path",
-        "principal",
-        "query",
-        "role",
-        "series",
-        "started",
-        "upload",
-    )
+    A struct, as a response is: making one costs a third of what a plain class with slots does, for every request.
+    """
 
-    def __init__(
-        self,
-        method: str,
-        path: bytes,
-        query: bytes,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        base_url: str | None = None,
-        client: Client | None = None,
-    ) -> None:
-        # When its handling began, if that is measured.
-        self.started = 0.0
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.upload: Upload | None = None
-        self._base_url = base_url
-        self.client = client
-        # Under which name the request is measured; None until it is routed.
-        self.series: RouteSeries | None = None
-        # Whether it needs no token where others do: only then may its answer be kept by caches that many share.
-        self.is_open = False
-        # Who the gate says sent it.
-        self.principal: Principal | None = None
-        # In a cluster: the field that says as what this node answers, judged when the answer goes out.
-        self.role: Callable[[], Fields] | None = None
+    method: str
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    _base_url: str | None = None
+    client: Client | None = None
+    # Where a large body was put while it arrived; `body` is empty then.
+    upload: Upload | None = None
+    # When its handling began, if that is measured.
+    started: float = 0.0
+    # Under which name the request is measured; None until it is routed.
+    series: RouteSeries | None = None
+    # Whether it needs no token where others do: only then may its answer be kept by caches that many share.
+    is_open: bool = False
+    # Who the gate says sent it.
+    principal: Principal | None = None
+    # In a cluster: the field that says as what this node answers, judged when the answer goes out.
+    role: Callable[[], Fields] | None = None
 
     @property
     def id(self) -> str:
@@ -182,18 +162,13 @@ class Upload(Protocol):
         ...
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """An answer. `length` is the size of a streamed body, where it is known beforehand."""
 
-    __slots__ = ("body", "fields", "length", "status")
-
-    def __init__(
-        self, status: int, fields: Fields = b"", body: bytes | BodyStream = b"", *, length: int | None = None
-    ) -> None:
-        self.status = status
-        self.fields = fields
-        self.body = body
-        self.length = length
+    status: int
+    fields: Fields = b""
+    body: bytes | BodyStream = b""
+    length: int | None = None
 
 
 Answer = Response | Pending[Response]

@@ -256,28 +256,18 @@ class RequestReader:
         self._since = self._shared.now
 
     def on_message_complete(self) -> None:
-        request = self._request(bytes(self.body))
-        request.upload, self._upload = self._upload, None
+        path, _, query = self.target.partition(b"?")
+        shared, recipient = self._shared, self._recipient
+        base_url = shared.public_url if not shared.is_secure else self._secure_base_url()
+        request = Request(self._method, path, query, self._headers, bytes(self.body), base_url, recipient, self._upload)
+        self._upload = None
         self.body = b""  # the request's now: an idle connection holds nothing
         self._headers = {}
         self.state = IDLE
         self._completed += 1
-        self._recipient.take(request, self._parser.should_keep_alive(), self._version)
+        recipient.take(request, self._parser.should_keep_alive(), self._version)
 
     # -- the request ---------------------------------------------------------------------------------------
-
-    def _request(self, body: bytes) -> Request:
-        path, _, query = self.target.partition(b"?")
-        shared, recipient = self._shared, self._recipient
-        return Request(
-            self._method,
-            path,
-            query,
-            self._headers,
-            body,
-            shared.public_url if not shared.is_secure else self._secure_base_url(),
-            recipient,
-        )
 
     def _secure_base_url(self) -> str:
         return self._shared.public_url or base_url_of("https", self._headers.get(b"host", b"localhost"))
@@ -304,6 +294,8 @@ class RequestReader:
 
     def _check_allowed(self) -> None:
         """Refuse a large body before it is taken in, if its request would be refused anyway."""
-        refusal = self._shared.app.refusal_of_head(self._request(b""))
+        path, _, query = self.target.partition(b"?")
+        head = Request(self._method, path, query, self._headers, b"", client=self._recipient)
+        refusal = self._shared.app.refusal_of_head(head)
         if refusal is not None:
             raise Refused(refusal)
