@@ -58,7 +58,7 @@ class Pending(msgspec.Struct, Generic[T], eq=False):
                 try:
                     value = step(value)
                 except MillstreamError as error:
-                    value = error
+                    value = error.with_traceback(None)  # whose frames hold this, and this holds the error
                 except Exception as error:
                     value = defect(error)
             if self._later_steps:
@@ -213,7 +213,7 @@ async def _settle_with(work: Coroutine[Any, Any, T], pending: Pending[T]) -> Non
     try:
         outcome = await work
     except MillstreamError as error:
-        outcome = error
+        outcome = error.with_traceback(None)  # this frame is among its frames, and holds it
     except OSError as error:
         outcome = Unavailable(f"a file could not be read or written: {error.strerror}", code="disk_error")
     except Exception as error:

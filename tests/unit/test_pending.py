@@ -174,9 +174,23 @@ def test_one_that_is_over_is_part_of_no_cycle() -> None:
         pending.abandon()
         return weakref.ref(work)
 
+    def refused() -> weakref.ref[Work]:
+        work = Work()
+
+        def step(value: int) -> int:
+            assert work is not None
+            raise NotFound("it is gone")
+
+        told: list[object] = []
+        pending = Pending(1).then(step)
+        pending.when_settled(told.append)
+        pending.settle()
+        return weakref.ref(work)
+
     gc.collect()
     gc.disable()
     try:
         assert abandoned()() is None
+        assert refused()() is None
     finally:
         gc.enable()
