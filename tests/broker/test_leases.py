@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream.cluster.membership import Membership, NodeSign, Settings
+from millstream.cluster.membership import Heartbeat, Membership, Settings
 from millstream.errors import ConfigurationError
 from millstream.log.broker_link import BrokerLink, BrokerRefusal
 from support.broker import new_log_name, shared_broker
@@ -43,8 +43,8 @@ class Member:
     def __init__(self, name: str, node: int, shards: int = 1) -> None:
         self.clock = SteppedClock()
         self.link: BrokerLink = shared_broker().link()
-        sign = NodeSign(node, f"http://node{node}", f"broker{node}", ready=True)
-        self.membership = Membership(self.link, self.clock, Settings(name, shards, 1), sign, LEASE_SECONDS)
+        heartbeat = Heartbeat(node, f"http://node{node}", f"broker{node}", ready=True)
+        self.membership = Membership(self.link, self.clock, Settings(name, shards, 1), heartbeat, LEASE_SECONDS)
 
     def join(self, *, may_bootstrap: bool) -> None:
         self.link.wait(self.membership.join(may_bootstrap=may_bootstrap, waiting=lambda reason: None), 20.0)

@@ -138,13 +138,13 @@ class ClusterAdmin:
         return as_json(total)
 
     def _status(self) -> Response:
-        view, sign = self._membership.view, self._membership.sign
+        view, heartbeat = self._membership.view, self._membership.heartbeat
         missing = self.missing()
         body = {
-            "node_id": sign.node,
+            "node_id": heartbeat.node,
             "version": __version__,
             "cluster": self._membership.settings.name,
-            "advertise": sign.advertise,
+            "advertise": heartbeat.advertise,
             "leader_id": view.leases[0].node if 0 in view.leases and not view.leases[0].released else None,
             "ready": not missing,
             "missing": missing,
@@ -210,7 +210,7 @@ class ClusterAdmin:
         return led
 
     async def _transfer(self, request: Request, body: Body) -> Response:
-        me, target = self._membership.sign.node, body.get("node")
+        me, target = self._membership.heartbeat.node, body.get("node")
         if target is not None and (target == me or not await self._can_soon_lead(target)):
             able = [str(node) for node in self._membership.view.active if node != me]
             raise Conflict(

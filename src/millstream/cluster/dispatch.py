@@ -243,7 +243,7 @@ class ClusterDispatch:
         request.role = None  # the leader says what it is
         if request.upload is not None:
             request.upload.discard()
-        if lease is None or lease.released or lease.node == self._membership.sign.node or MARK in request.headers:
+        if lease is None or lease.released or lease.node == self._membership.heartbeat.node or MARK in request.headers:
             raise _no_leader(number)
         if self._forwarder is not None and can_be_forwarded:
             return in_background(self._forwarder.forward(request, lease.advertise, self._mark_for(request)))
@@ -254,7 +254,7 @@ class ClusterDispatch:
     def _mark_for(self, request: Request) -> bytes:
         """What the next node is told of a request that is passed on: whose it is, as far as this one can tell."""
         key = self._shards[0].replica.shard.token_key()
-        return make_mark(key, self._membership.sign.node, self._address_of(request))
+        return make_mark(key, self._membership.heartbeat.node, self._address_of(request))
 
 
 def with_role(request: Request, response: Response) -> Response:

@@ -2,7 +2,7 @@
 
     cluster        what was fixed when the cluster began: shards, replicas
     lease.<shard>  who leads, with a generation that grows with each new leader
-    node.<id>      a node's sign of life
+    node.<id>      a node's heartbeat
     member.<id>    what an operator decided about a node: draining, removed
 
 A lease lasts `lease_seconds` from *before* its holder wrote it, by the holder's own monotonic clock; others wait that
@@ -75,7 +75,7 @@ class Lease(msgspec.Struct, frozen=True):
     successor: int | None = None
 
 
-class NodeSign(msgspec.Struct, frozen=True):
+class Heartbeat(msgspec.Struct, frozen=True):
     node: int
     advertise: str
     broker: str
@@ -95,15 +95,15 @@ class View(NamedTuple):
     """The cluster as this node sees it."""
 
     leases: dict[int, Lease]
-    nodes: dict[int, NodeSign]
+    nodes: dict[int, Heartbeat]
     members: dict[int, str]
-    # Nodes that belong to the cluster and give no sign of life.
-    down: dict[int, NodeSign]
+    # Nodes that belong to the cluster and have no heartbeat.
+    down: dict[int, Heartbeat]
 
     @property
     def active(self) -> list[int]:
         """The nodes that are there, ready, and allowed to lead."""
-        return sorted(one for one, sign in self.nodes.items() if sign.ready and one not in self.members)
+        return sorted(one for one, heartbeat in self.nodes.items() if heartbeat.ready and one not in self.members)
 
     def led_by(self, node: int) -> list[int]:
         return [shard for shard, lease in self.leases.items() if lease.node == node and not lease.released]
@@ -118,12 +118,12 @@ class _Held(NamedTuple):
 
 class Membership:
     def __init__(
-        self, link: BrokerLink, clock: Clock, settings: Settings, sign: NodeSign, lease_seconds: float
+        self, link: BrokerLink, clock: Clock, settings: Settings, heartbeat: Heartbeat, lease_seconds: float
     ) -> None:
         self.link = link
         self._clock = clock
         self.settings = settings
-        self.sign = sign
+        self.heartbeat = heartbeat
         self._lease_seconds = lease_seconds
         self._bucket = f"millstream-{settings.name}"
         self._stream = f"KV_{self._bucket}"
@@ -207,8 +207,8 @@ class Membership:
                     f"cluster.{name} is {ours!r} here, but the cluster was begun with {theirs!r}",
                     hint=f"set cluster.{name} = {theirs!r}; it cannot change once the cluster exists",
                 )
-        if self.view.members.get(self.sign.node) == "removed":
-            raise ConfigurationError(f"node {self.sign.node} was removed from the cluster")
+        if self.view.members.get(self.heartbeat.node) == "removed":
+            raise ConfigurationError(f"node {self.heartbeat.node} was removed from the cluster")
         self.settings = found
 
     async def _bootstrap(self) -> None:
@@ -309,14 +309,18 @@ class Membership:
             seen = self._seen.get(key)
             if seen is None or one.sequence > seen.revision:
                 self._seen[key] = Seen(one.sequence, _decode(key, one.data), now)
-        signs = {int(key[5:]): seen for key, seen in self._of("node.") if seen.value is not None}
+        heartbeats = {int(key[5:]): seen for key, seen in self._of("node.") if seen.value is not None}
         members = {int(key[7:]): seen.value for key, seen in self._of("member.") if seen.value not in (None, "active")}
-        nodes = {node: seen.value for node, seen in signs.items() if now - seen.since < NODE_GONE_SECONDS}
+        nodes = {node: seen.value for node, seen in heartbeats.items() if now - seen.since < NODE_GONE_SECONDS}
         self.view = View(
             {int(key[6:]): seen.value for key, seen in self._of("lease.")},
             nodes,
             members,
-            {node: seen.value for node, seen in signs.items() if node not in nodes and members.get(node) != "removed"},
+            {
+                node: seen.value
+                for node, seen in heartbeats.items()
+                if node not in nodes and members.get(node) != "removed"
+            },
         )
         for shard, held in list(self._held.items()):
             lease = self.view.leases.get(shard)
@@ -342,7 +346,7 @@ class Membership:
         if seen is None:
             return patience == 0.0 or now - self._beaten_at > patience
         lease: Lease = seen.value
-        if self.sign.node in (lease.successor, None if lease.released else lease.node):
+        if self.heartbeat.node in (lease.successor, None if lease.released else lease.node):
             # Meant for us, or ours from before a restart: whoever held it then is gone, the data directory is locked.
             return True
         if lease.released:
@@ -352,7 +356,7 @@ class Membership:
     async def _take_one(self, shard: int, seen: Seen | None) -> None:
         started = self._clock.monotonic()
         generation = seen.value.generation + 1 if seen is not None else 1
-        lease = Lease(self.sign.node, self.sign.advertise, generation)
+        lease = Lease(self.heartbeat.node, self.heartbeat.advertise, generation)
         try:
             revision = await self._put(_lease_key(shard), lease, seen.revision if seen is not None else 0)
         except BrokerRefusal:
@@ -397,8 +401,8 @@ class Membership:
         now = self._clock.monotonic()
         if now - self._beaten_at >= NODE_SECONDS:
             self._beaten_at = now  # before it is sent: what is announced meanwhile asks for another
-            self.sign = msgspec.structs.replace(self.sign, beat=self.sign.beat + 1)
-            await self._put(f"node.{self.sign.node}", self.sign)
+            self.heartbeat = msgspec.structs.replace(self.heartbeat, beat=self.heartbeat.beat + 1)
+            await self._put(f"node.{self.heartbeat.node}", self.heartbeat)
 
     async def set_member(self, node: int, state: str) -> None:
         """What an operator decides: active, draining or removed."""
@@ -414,7 +418,7 @@ class Membership:
         return seen.value.broker if seen is not None and seen.value is not None else ""
 
     def announce(self, *, ready: bool) -> None:
-        self.sign = msgspec.structs.replace(self.sign, ready=ready)
+        self.heartbeat = msgspec.structs.replace(self.heartbeat, ready=ready)
         self._beaten_at = float("-inf")
 
     @property
@@ -425,7 +429,7 @@ class Membership:
 
     @property
     def leases(self) -> str:
-        """The stream that leases and nodes' signs are kept in."""
+        """The stream that leases and nodes' heartbeats are kept in."""
         return self._stream
 
     # -- the bucket --------------------------------------------------------------------------------------------
@@ -443,5 +447,5 @@ def _lease_key(shard: int) -> str:
 
 
 def _decode(key: str, data: bytes) -> Any:
-    kinds: dict[str, Any] = {"lease": Lease, "node": NodeSign, "member": str, "cluster": Settings}
+    kinds: dict[str, Any] = {"lease": Lease, "node": Heartbeat, "member": str, "cluster": Settings}
     return msgspec.json.decode(data, type=kinds[key.partition(".")[0]])

@@ -25,15 +25,15 @@ class Peers:
         self._streams = streams
         self._system = system
 
-    async def step_down(self, broker: str, heirs: Sequence[str], streams: Sequence[str] | None = None) -> None:
+    async def step_down(self, broker: str, successors: Sequence[str], streams: Sequence[str] | None = None) -> None:
         """Let other brokers lead what this one leads, before it goes: they agree at once, and would wait otherwise.
 
-        The first of the heirs that has everything is asked to lead. One that came back a moment ago may say that it
-        has, and still not hear the call: then nobody leads until the others miss a leader, which takes seconds.
+        The first of the successors that has everything is asked to lead. One that came back a moment ago may say that
+        it has, and still not hear the call: then nobody leads until the others miss a leader, which takes seconds.
         """
-        await asyncio.gather(*(self._step_down(stream, broker, heirs) for stream in streams or self._streams))
+        await asyncio.gather(*(self._step_down(stream, broker, successors) for stream in streams or self._streams))
 
-    async def _step_down(self, stream: str, broker: str, heirs: Sequence[str]) -> None:
+    async def _step_down(self, stream: str, broker: str, successors: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STEP_DOWN_SECONDS
         try:
@@ -41,8 +41,8 @@ class Peers:
             if _leader(info) != broker or not _replicas(info):
                 return
             current = {one["name"] for one in info["cluster"]["replicas"] if one.get("current")}
-            heir = next((one for one in heirs if one in current), None)
-            wish = {"placement": {"preferred": heir}} if heir is not None else {}
+            successor = next((one for one in successors if one in current), None)
+            wish = {"placement": {"preferred": successor}} if successor is not None else {}
             await self._link.ask(self._link.call(f"STREAM.LEADER.STEPDOWN.{stream}", wish, STEP_DOWN_SECONDS))
             while _leader(info) in ("", broker) and loop.time() < deadline:
                 await asyncio.sleep(0.02)

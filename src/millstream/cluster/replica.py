@@ -221,7 +221,7 @@ class Replica:
             await self._advance()
 
     def _is_wanted(self) -> bool:
-        return not self.is_retired and self._membership.sign.node not in self._membership.view.members
+        return not self.is_retired and self._membership.heartbeat.node not in self._membership.view.members
 
     async def _advance(self) -> int:
         if self.shard.catalog_follower.is_behind:
@@ -243,7 +243,7 @@ class Replica:
         generation = self._membership.generation(self.number)
         if generation == 0:
             return
-        fence = LeaderStarted(self._membership.sign.node, generation, self._clock.now_ms())
+        fence = LeaderStarted(self._membership.heartbeat.node, generation, self._clock.now_ms())
         try:
             await self.shard.lead(fence, claims_later=self._is_store_known)
         except NotLeader:

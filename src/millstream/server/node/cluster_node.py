@@ -19,7 +19,7 @@ from millstream.cluster.broker import SYSTEM_USER, USER, Broker, BrokerPlan
 from millstream.cluster.dispatch import ClusterDispatch, with_role
 from millstream.cluster.forwarding import Forwarder
 from millstream.cluster.local_shard import AllSubscriptions, LocalShard
-from millstream.cluster.membership import Membership, NodeSign, Settings
+from millstream.cluster.membership import Heartbeat, Membership, Settings
 from millstream.cluster.origins import Origins, forget_origins, read_origins
 from millstream.cluster.peers import Peers
 from millstream.cluster.replica import Replica
@@ -131,10 +131,12 @@ class ClusterNode:
         )
         await self._connect(link)
         self._check_payload(link)
-        sign = NodeSign(config.server.node_id, self._advertised(), self._broker_name() if system is not None else "")
+        heartbeat = Heartbeat(
+            config.server.node_id, self._advertised(), self._broker_name() if system is not None else ""
+        )
         origins = self._origins()
         settings = Settings(cluster.name, cluster.shards, cluster.replicas, origins.positions, origins.claims)
-        self._membership = membership = Membership(link, self._clock, settings, sign, cluster.lease)
+        self._membership = membership = Membership(link, self._clock, settings, heartbeat, cluster.lease)
         may_bootstrap = cluster.bootstrap_node_id == config.server.node_id
         obstacle = await self._bootstrap_obstacle() if may_bootstrap else None
         await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
@@ -180,7 +182,7 @@ class ClusterNode:
         )
 
     @property
-    def keeps_house(self) -> bool:
+    def runs_scheduled_jobs(self) -> bool:
         """Scheduled jobs are for the whole cluster: whoever leads the first shard starts them."""
         return bool(self._shards) and self._shards[0].replica.is_leading
 
@@ -454,26 +456,26 @@ class ClusterNode:
         """Say whether this node is ready, hand over what it should not lead, and end when it was removed."""
         assert self._membership is not None
         membership, stable = self._membership, 0
-        me = membership.sign.node
+        me = membership.heartbeat.node
         while True:
             await asyncio.sleep(BALANCE_SECONDS)
             is_ready = not admin.missing_locally()
-            if membership.sign.ready != is_ready:
+            if membership.heartbeat.ready != is_ready:
                 membership.announce(ready=is_ready)
             if membership.view.members.get(me) == "removed":
                 logger.critical("this node was removed from the cluster; it stops")
                 self.on_removed()
                 return
             led = [local.replica for local in self._shards if local.replica.is_leading]
-            heir = admin.least_burdened(exclude=me)
-            is_unfair = heir is not None and len(led) > len(membership.view.led_by(heir)) + 1
+            successor = admin.least_burdened(exclude=me)
+            is_unfair = successor is not None and len(led) > len(membership.view.led_by(successor)) + 1
             stable = stable + 1 if is_unfair else 0
             if me in membership.view.members:
-                await asyncio.gather(*(replica.hand_over(heir) for replica in led))
+                await asyncio.gather(*(replica.hand_over(successor) for replica in led))
             elif stable >= BALANCE_STABLE_ROUNDS:
                 stable = 0
-                logger.info("handing shard %d to node %s, which leads fewer", led[-1].number, heir)
-                await led[-1].hand_over(heir)
+                logger.info("handing shard %d to node %s, which leads fewer", led[-1].number, successor)
+                await led[-1].hand_over(successor)
 
     # -- stopping ----------------------------------------------------------------------------------------------
 
@@ -484,13 +486,13 @@ class ClusterNode:
         for local in self._shards:
             local.replica.is_retired = True
         assert self._membership is not None
-        heirs = [node for node in self._membership.view.active if node != self._membership.sign.node]
+        successors = [node for node in self._membership.view.active if node != self._membership.heartbeat.node]
         await self._step_down([self._membership.leases])
         await asyncio.gather(
             *(
                 # Between two leaders the log's broker may change unnoticed; under one, what it was told last is lost.
                 local.replica.hand_over(
-                    heirs[local.replica.number % len(heirs)] if heirs else None,
+                    successors[local.replica.number % len(successors)] if successors else None,
                     before_release=partial(self._step_down, [local.replica.log.names.stream]),
                 )
                 for local in self._shards
@@ -500,8 +502,8 @@ class ClusterNode:
 
     async def _step_down(self, streams: list[str] | None = None) -> None:
         if self._broker is not None and self._peers is not None and self._membership is not None:
-            signs = sorted(self._membership.view.nodes.values(), key=lambda sign: sign.beat, reverse=True)
-            longest_up_first = [sign.broker for sign in signs if sign.node != self._membership.sign.node]
+            nodes = sorted(self._membership.view.nodes.values(), key=lambda node: node.beat, reverse=True)
+            longest_up_first = [one.broker for one in nodes if one.node != self._membership.heartbeat.node]
             await self._peers.step_down(self._broker_name(), longest_up_first, streams)
 
     async def stop(self, timeout_seconds: float | None = None) -> None:

@@ -88,7 +88,7 @@ class DrillBackend:
 
 
 class DrillNode:
-    keeps_house = False
+    runs_scheduled_jobs = False
 
     def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
         self.config = config

@@ -42,7 +42,7 @@ from millstream.server.http.native import NativeServer
 from millstream.server.http.tls import tls_context
 from millstream.server.node.read_only import is_read_only, refusal
 from millstream.server.node.reload import Reloader
-from millstream.server.node.scheduled_jobs import Housekeeping
+from millstream.server.node.scheduled_jobs import ScheduledJobs
 from millstream.shard.budget import STREAM_BYTES
 from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.quarantine import Quarantine
@@ -165,7 +165,7 @@ class Node:
         return self.shard.notices
 
     @property
-    def keeps_house(self) -> bool:
+    def runs_scheduled_jobs(self) -> bool:
         return not self._is_read_only
 
     async def start(self) -> Front:
@@ -232,7 +232,7 @@ class Served(Protocol):
     def notices(self) -> list[str]: ...
 
     @property
-    def keeps_house(self) -> bool:
+    def runs_scheduled_jobs(self) -> bool:
         """Whether scheduled jobs are this node's to start."""
         ...
 
@@ -455,7 +455,7 @@ async def serve(
         logger.info("Yjs documents are served but not compacted: pycrdt is missing, pip install 'millstream[yjs]'")
     host, port = listening.getsockname()[:2]
     store = object_store_settings(config)
-    housekeeping = Housekeeping(
+    scheduled_jobs = ScheduledJobs(
         config.server.public_url or _own_url(host, port),
         config.pipeline.compact_every,
         config.pipeline.master,
@@ -463,8 +463,8 @@ async def serve(
         store.options,
         app.supervisor,
     )
-    housekeeping.is_ours = lambda: node.keeps_house
-    housekeeping.start()
+    scheduled_jobs.is_ours = lambda: node.runs_scheduled_jobs
+    scheduled_jobs.start()
     announce(
         f"millstream listens on http{'s' if tls is not None else ''}://{f'[{host}]' if ':' in host else host}:{port},"
         f" keeps its data in {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after"
@@ -477,7 +477,7 @@ async def serve(
     end_by_force(config.server.stop_timeout + FORCE_SECONDS)
     logger.info("stopping: no more connections, requests finish, live reads end")
     app.health.is_stopping = True
-    await housekeeping.stop()
+    await scheduled_jobs.stop()
     try:
         async with asyncio.timeout(config.server.stop_timeout * RETIRE_SHARE):
             await node.retire()

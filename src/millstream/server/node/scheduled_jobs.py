@@ -18,14 +18,14 @@ from typing import Final
 from millstream.tasks import Supervisor, end
 from millstream.tiers.objects import CREDENTIAL_VARIABLES
 
-logger = logging.getLogger("millstream.housekeeping")
+logger = logging.getLogger("millstream.scheduled_jobs")
 
 LONGEST_SECONDS: Final = 6 * 3600.0
 STOP_SECONDS: Final = 2.0
 OUTPUT_BYTES_MAX: Final = 64 << 10
 
 
-class Housekeeping:
+class ScheduledJobs:
     def __init__(
         self,
         url: str,
@@ -50,7 +50,7 @@ class Housekeeping:
 
     def start(self) -> None:
         if self._every_seconds > 0:
-            self._task = self._supervisor.start("housekeeping", self._run_forever)
+            self._task = self._supervisor.start("scheduled_jobs", self._run_forever)
 
     async def stop(self) -> None:
         await end(self._task)
