@@ -24,7 +24,7 @@ from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.server.api.front import Front
 from millstream.server.http.asgi import Exchange, Receive, Scope, Send
-from millstream.server.node.run import Node
+from millstream.server.node.standalone import Node
 from millstream.server.node.stop_signals import StopSignals
 from millstream.tasks import end
 

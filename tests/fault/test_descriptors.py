@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from millstream.cli.main import main
-from millstream.server.node.run import DataDirectory
+from millstream.server.node.data_directory import DataDirectory
 from support.server import PYTHON, ServerProcess
 
 TEXT = {"content-type": "text/plain"}

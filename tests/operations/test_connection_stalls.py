@@ -14,7 +14,8 @@ import uvloop
 from millstream import config as configuration
 from millstream.server.http.limits import http_limits
 from millstream.server.http.native import NativeServer
-from millstream.server.node.run import Node, open_listener
+from millstream.server.node.run import open_listener
+from millstream.server.node.standalone import Node
 from support.application import ask
 from support.stalls import STALL_SECONDS_MAX, Stalls, measured_stalls
 

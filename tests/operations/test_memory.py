@@ -15,7 +15,7 @@ from millstream.pending import Pending
 from millstream.server.api.front import Front
 from millstream.server.api.live import LongPoll
 from millstream.server.http.messages import Request
-from millstream.server.node.run import Node
+from millstream.server.node.standalone import Node
 from support.application import ask
 
 PATH = "/v1/stream/memory/s"

@@ -11,7 +11,7 @@ import pytest
 
 from millstream import config as configuration
 from millstream.server.api.front import Front
-from millstream.server.node.run import Node
+from millstream.server.node.standalone import Node
 from support.application import ask
 from support.stalls import STALL_SECONDS_MAX, Stalls, measured_stalls
 

@@ -24,7 +24,7 @@ from millstream.server.api.gate import Gate
 from millstream.server.api.routes import Kind, Route
 from millstream.server.http.messages import Request
 from millstream.server.http.metrics import Metrics
-from millstream.server.node.run import open_gate
+from millstream.server.node.settings import open_gate
 from support.fake_time import FakeClock
 from support.raw_http import RawConnection
 from support.server import ServerProcess

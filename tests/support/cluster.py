@@ -27,7 +27,7 @@ from millstream import config as configuration
 from millstream.cluster.broker import USER
 from millstream.log.broker_link import BrokerLink, BrokerSettings
 from millstream.log.jetstream_log import log_names
-from millstream.server.node.run import object_store_settings
+from millstream.server.node.settings import object_store_settings
 from millstream.tiers.objects import ObjectStoreSettings
 from support.network import Network
 from support.ports import free_ports

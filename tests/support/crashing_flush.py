@@ -23,7 +23,8 @@ import uvloop
 from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.pending import Pending
-from millstream.server.node.run import Node, serve
+from millstream.server.node.run import serve
+from millstream.server.node.standalone import Node
 from millstream.shard.flush import full_manifests, workers
 from millstream.streams.records import AnyRecord, SegmentSealed, SegmentsReplaced
 

@@ -23,7 +23,8 @@ import uvloop
 from millstream import config as configuration
 from millstream.errors import MillstreamError
 from millstream.log.disk import Disk
-from millstream.server.node.run import Node, serve
+from millstream.server.node.run import serve
+from millstream.server.node.standalone import Node
 
 POINTS = (
     "before the write",

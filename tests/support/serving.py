@@ -25,7 +25,8 @@ from millstream import config as configuration
 from millstream.asgi import MillstreamApp
 from millstream.server.http.limits import http_limits
 from millstream.server.http.native import NativeServer
-from millstream.server.node.run import Node, open_listener
+from millstream.server.node.run import open_listener
+from millstream.server.node.standalone import Node
 from support.server import ServerProcess
 
 ADAPTERS = ("in-process", "native", "asgi")

@@ -29,7 +29,7 @@ from millstream.clock import Clock
 from millstream.config import Config
 from millstream.descriptors import Descriptor
 from millstream.errors import MillstreamError
-from millstream.server.node.run import object_store_settings
+from millstream.server.node.settings import object_store_settings
 from millstream.shard.quarantine import REFUSED, SET_ASIDE, how_to_set_aside, read_all
 from millstream.sizes import human_bytes
 from millstream.tiers.catalog_tables import check_stored_format

@@ -23,7 +23,7 @@ from millstream.cli.parser import Parser
 from millstream.cli.progress import Progress
 from millstream.config import Config
 from millstream.errors import Corrupt, MillstreamError, NotFound
-from millstream.server.node.run import object_store_settings
+from millstream.server.node.settings import object_store_settings
 from millstream.shard.restore import (
     chains_of,
     cold_view,

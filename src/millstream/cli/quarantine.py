@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.cli.options import add_configuration, add_json, load_configuration, print_json
 from millstream.errors import NotFound
-from millstream.server.node.run import DataDirectory
+from millstream.server.node.data_directory import DataDirectory
 from millstream.shard.quarantine import REFUSED, SET_ASIDE, read_all, set_aside
 
 

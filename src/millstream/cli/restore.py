@@ -25,8 +25,9 @@ from millstream.cluster.placement import shard_of
 from millstream.config import Config, ServerSection
 from millstream.errors import ConfigurationError, Conflict, NotFound
 from millstream.log.file_log import FileLog
+from millstream.server.node.data_directory import DataDirectory
 from millstream.server.node.read_only import mark_read_only
-from millstream.server.node.run import DataDirectory, object_store_settings
+from millstream.server.node.settings import object_store_settings
 from millstream.shard.ownership import take_over
 from millstream.shard.restore import Restored, find_hole, find_manifests, restore
 from millstream.streams.records import StoreClaimed

@@ -17,7 +17,7 @@ from millstream.config import Config
 from millstream.errors import MillstreamError
 from millstream.log.file_log import stored_batches
 from millstream.server.node.read_only import is_read_only
-from millstream.server.node.run import object_store_settings
+from millstream.server.node.settings import object_store_settings
 from millstream.shard.ownership import RESTORE_HINT, described, why_refused
 from millstream.shard.quarantine import records_in
 from millstream.streams.records import StoreClaimed

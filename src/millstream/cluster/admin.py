@@ -63,8 +63,9 @@ class ClusterAdmin:
         self._peers = peers
         self._metrics = metrics
         self._supervisor = supervisor
-        self.health = health = HealthApi(lambda: [local.replica.shard for local in shards], supervisor)
-        health.local_problems, health.cluster_problems = self.missing_locally, self._missing_elsewhere
+        self.health = HealthApi(
+            lambda: [local.replica.shard for local in shards], supervisor, self.missing_locally, self._missing_elsewhere
+        )
         # The first shard's key signs for all: every node has it, and needs no leader to use it.
         self._url_tokens = UrlTokenApi(clock, lambda: shards[0].replica.shard.token_key(), url_token_seconds_max)
         self._running: set[asyncio.Task[None]] = set()

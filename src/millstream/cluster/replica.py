@@ -71,6 +71,7 @@ class Replica:
         membership: Membership,
         clock: Clock,
         duties: Duties,
+        on_outdated: Callable[[], None],
     ) -> None:
         self.number = shard.number
         self.shard = shard
@@ -93,7 +94,7 @@ class Replica:
         self._before_release: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Any] = []
-        self.on_outdated: Callable[[], None] = lambda: None
+        self._on_outdated = on_outdated
         shard.is_current = self.is_current
         shard.deadlines.on_touched = self._forward_touches
         shard.committer.on_failure = self._leave.set
@@ -175,7 +176,7 @@ class Replica:
             except (LogTrimmed, Outdated):
                 logger.warning("shard %d: the log has gone on without this node; restoring its state", self.number)
                 self._membership.candidates.discard(self.number)
-                self.on_outdated()
+                self._on_outdated()
                 return
             except Unapplicable as error:
                 # Restoring would only lead here again: this node neither leads nor follows until somebody decides.
@@ -192,7 +193,7 @@ class Replica:
             except Exception:
                 # State and log may disagree by now: this node must not lead, nor pretend to follow.
                 logger.critical("shard %d failed; it is restored from the object store", self.number, exc_info=True)
-                self.on_outdated()
+                self._on_outdated()
                 return
 
     async def _follow(self) -> None:

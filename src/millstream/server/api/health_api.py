@@ -15,12 +15,18 @@ from millstream.tasks import Supervisor
 class HealthApi:
     """`local_problems` and `cluster_problems` say what else keeps this node, and the cluster, from being ready."""
 
-    def __init__(self, shards: Callable[[], Iterable[Shard]], supervisor: Supervisor) -> None:
+    def __init__(
+        self,
+        shards: Callable[[], Iterable[Shard]],
+        supervisor: Supervisor,
+        local_problems: Callable[[], list[str]] = list,
+        cluster_problems: Callable[[], list[str]] = list,
+    ) -> None:
         self._shards = shards
         self.supervisor = supervisor
         self.is_stopping = False
-        self.local_problems: Callable[[], list[str]] = list
-        self.cluster_problems: Callable[[], list[str]] = list
+        self._local_problems = local_problems
+        self._cluster_problems = cluster_problems
 
     @staticmethod
     def alive(request: Request) -> Answer:
@@ -34,7 +40,7 @@ class HealthApi:
 
     def problems(self) -> list[str]:
         """What keeps this node, and the cluster, from being ready."""
-        return self._problems() + self.cluster_problems()
+        return self._problems() + self._cluster_problems()
 
     def _problems(self) -> list[str]:
         problems = ["the server is stopping"] if self.is_stopping else []
@@ -56,7 +62,7 @@ class HealthApi:
             reason = shard.backpressure_reason()
             if reason is not None:
                 problems.append(f"writers are being refused: {reason}")
-        return problems + self.supervisor.problems + self.local_problems()
+        return problems + self.supervisor.problems + self._local_problems()
 
     @staticmethod
     def _answer(problems: list[str]) -> Response:

@@ -34,16 +34,9 @@ from millstream.server.api.handlers import Handlers
 from millstream.server.http.messages import Request
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.cluster_checks import check_cluster, claim_directory
-from millstream.server.node.run import (
-    FORCE_SECONDS,
-    DataDirectory,
-    api_settings,
-    end_by_force,
-    flush_limits,
-    object_store_settings,
-    open_gate,
-    stream_limits,
-)
+from millstream.server.node.data_directory import DataDirectory
+from millstream.server.node.run import FORCE_SECONDS, end_by_force
+from millstream.server.node.settings import api_settings, flush_limits, object_store_settings, open_gate, stream_limits
 from millstream.shard.quarantine import Quarantine
 from millstream.shard.restore import restore
 from millstream.shard.scrub import ScrubLimits
@@ -361,8 +354,8 @@ class ClusterNode:
         if self._dispatch is not None and self._dispatch.read_limits is not None:
             handlers.set_read_limits(self._dispatch.read_limits)  # they were changed since the start
         handlers.subscriptions.wakes.pause()
-        replica = Replica(shard, log, link, self._membership, self._clock, handlers.subscriptions.wakes)
-        replica.on_outdated = lambda: self._reopen(number)
+        duties, on_outdated = handlers.subscriptions.wakes, partial(self._reopen, number)
+        replica = Replica(shard, log, link, self._membership, self._clock, duties, on_outdated)
         return LocalShard(replica, handlers)
 
     async def _open_all(self) -> None:

@@ -28,15 +28,9 @@ from millstream.server.http.application import LiveReads
 from millstream.server.http.limits import ReadLimits
 from millstream.server.http.messages import Answer, Request, Upload
 from millstream.server.http.metrics import Metrics
+from millstream.server.node.data_directory import DataDirectory
 from millstream.server.node.read_only import refusal
-from millstream.server.node.run import (
-    DataDirectory,
-    api_settings,
-    flush_limits,
-    object_store_settings,
-    open_gate,
-    stream_limits,
-)
+from millstream.server.node.settings import api_settings, flush_limits, object_store_settings, open_gate, stream_limits
 from millstream.shard.shard import Shard
 from millstream.tasks import Supervisor, end
 from millstream.tiers.blobs import Blobs

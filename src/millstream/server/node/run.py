@@ -1,62 +1,36 @@
-"""A whole server in one process: data directory, shard, application, listener, signals."""
+"""A process that serves: starts a node and a listener, hears signals, and stops in order."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import faulthandler
-import fcntl
 import logging
-import math
 import os
-import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from millstream.access.authenticator import Authenticator, auth_settings
-from millstream.access.exposure import check_exposure, is_loopback_host
-from millstream.clock import Clock, SystemClock
+from millstream.access.exposure import check_exposure
 from millstream.config import Config
-from millstream.descriptors import Descriptor
-from millstream.errors import ConfigurationError, MillstreamError
-from millstream.log.disk import Disk
-from millstream.log.file_log import FileLog
-from millstream.measures import ShardMeasures
-from millstream.protocol.webhook_targets import NO_PRIVATE_TARGETS, THIS_MACHINE
-from millstream.server.api.console_pages import open_console
+from millstream.errors import ConfigurationError
 from millstream.server.api.examples import Examples
 from millstream.server.api.front import Front
 from millstream.server.api.gate import Gate
-from millstream.server.api.handlers import ApiSettings, Handlers
-from millstream.server.api.single_node import front_of_one
-from millstream.server.api.yjs_api import YjsSettings
-from millstream.server.http.limits import http_limits, read_limits, trusted_proxies
-from millstream.server.http.metrics import Metrics
+from millstream.server.http.limits import http_limits
 from millstream.server.http.native import NativeServer
 from millstream.server.http.tls import tls_context
-from millstream.server.node.read_only import is_read_only, refusal
+from millstream.server.node.read_only import is_read_only
 from millstream.server.node.reload import Reloader
 from millstream.server.node.scheduled_jobs import ScheduledJobs
-from millstream.shard.budget import STREAM_BYTES
-from millstream.shard.flush.limits import FlushLimits
-from millstream.shard.quarantine import Quarantine
-from millstream.shard.scrub import ScrubLimits
-from millstream.shard.shard import Shard
-from millstream.shard.subscription_quotas import SubscriptionSettings
-from millstream.streams.limits import StreamLimits
-from millstream.streams.subscriptions import Subscription
-from millstream.tasks import end
-from millstream.tiers.blobs import Blobs
-from millstream.tiers.catalog import Catalog
-from millstream.tiers.cold import ColdTier
-from millstream.tiers.objects import ObjectStoreSettings, open_objects
-from millstream.yjs.compaction import CompactionLimits, is_possible
+from millstream.server.node.settings import (
+    object_store_settings,
+)
+from millstream.server.node.standalone import Node
+from millstream.yjs.compaction import is_possible
 
 logger = logging.getLogger("millstream")
 
@@ -65,162 +39,6 @@ RETIRE_SHARE = 0.6
 REQUESTS_SHARE = 0.5
 # A stop that takes so much longer than it may waits for something that does not answer.
 FORCE_SECONDS = 2.0
-# What a start makes in an empty data directory.
-MADE_AT_START = ("log", "catalog", "uploads")
-
-
-class DataDirectory:
-    """The data directory, locked: no second process may write the same log."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = Descriptor(path / "lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the data directory {path} cannot be used: {error.strerror}",
-                hint="choose a writable one with --data-dir",
-            ) from None
-        try:
-            fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._lock.number, 32, 0).decode(errors="replace").strip() or "unknown"
-            self._lock.close()
-            raise ConfigurationError(
-                f"the data directory {path} is in use by another process (pid {holder})",
-                hint="stop that process, or choose another directory with --data-dir",
-            ) from None
-        os.ftruncate(self._lock.number, 0)
-        os.pwrite(self._lock.number, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Let others have it; harmless if that has happened."""
-        self._lock.close()
-
-
-class Node:
-    """The parts of a server below its adapter, opened from a configuration and closed in order.
-
-    One that is mounted in another server hears from wherever that one listens.
-    """
-
-    def __init__(
-        self, config: Config, *, clock: Clock | None = None, disk: Disk | None = None, is_mounted: bool = False
-    ) -> None:
-        if config.cluster.name:
-            raise ConfigurationError(
-                "cluster.name is set, but this is not a node of a cluster",
-                hint="start nodes of a cluster with `millstream serve`",
-            )
-        self.config = config
-        self._is_mounted = is_mounted
-        clock = clock or SystemClock()
-        self._directory = DataDirectory(config.server.data_dir)
-        data_dir = config.server.data_dir
-        self._is_new = not any((data_dir / name).exists() for name in MADE_AT_START)
-        try:
-            measures = ShardMeasures()
-            log = FileLog(
-                data_dir / "log",
-                clock,
-                segment_bytes=config.log.segment_bytes,
-                block_seconds_max=config.log.sync_on_loop_max,
-                disk=disk,
-                sync_seconds=measures.sync_seconds,
-            )
-            catalog = Catalog(data_dir / "catalog")
-            self._is_read_only = config.server.read_only or is_read_only(data_dir)
-            objects = open_objects(object_store_settings(config), read_only=self._is_read_only)
-            blobs = Blobs(objects, data_dir / "uploads")
-        except OSError as error:
-            raise ConfigurationError(
-                f"the data directory {data_dir} cannot be used: {error}", hint="choose a writable one with --data-dir"
-            ) from None
-        cold = config.cold
-        self.shard = Shard(
-            log,
-            catalog,
-            ColdTier(objects, catalog, cold.cache_bytes),
-            blobs,
-            clock,
-            hot_bytes_max=config.hot.bytes_max,
-            flush_limits=flush_limits(config),
-            reclaim_grace_seconds=cold.reclaim_grace,
-            leftover_age_seconds=cold.leftover_age,
-            may_take_over=cold.take_over,
-            scrub_limits=ScrubLimits(cold.scrub_bytes_per_second, cold.scrub_interval),
-            measures=measures,
-            stream_limits=stream_limits(config),
-            stuck_seconds_max=config.log.stuck_after,
-            quarantine=Quarantine(data_dir / "quarantine"),
-        )
-        self.front: Front | None = None
-        self.handlers: Handlers | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self.on_removed: Callable[[], None] = lambda: None
-
-    @property
-    def notices(self) -> list[str]:
-        return self.shard.notices
-
-    @property
-    def runs_scheduled_jobs(self) -> bool:
-        return not self._is_read_only
-
-    async def start(self) -> Front:
-        if self._is_read_only:
-            self.shard.read_only(refusal())
-            self.notices.append("this server is for reading only; it changes nothing in the object store")
-        else:
-            await self._start_shard()
-        config = self.config
-        metrics = Metrics()
-        self.handlers = handlers = Handlers(self.shard, api_settings(config), metrics)
-        self.front = front = front_of_one(
-            self.shard, handlers, metrics, url_token_seconds_max=config.auth.url_token_max
-        )
-        front.logs_access = config.logging.access
-        front.console = open_console(config, is_mounted=self._is_mounted)
-        front.gate = self.open_gate(config)
-        if front.gate is not None:
-            watch = partial(front.gate.watch, config.auth.reload_interval)
-            self._watching = front.supervisor.start("token files", watch)
-        if not self._is_read_only:
-            handlers.subscriptions.wakes.resume()
-        return front
-
-    async def _start_shard(self) -> None:
-        """Start the shard. A start that is refused on an empty data directory leaves it empty: nothing was accepted,
-        and `millstream restore`, which the refusal may ask for, wants it so."""
-        try:
-            await self.shard.start()
-        except MillstreamError as refusal:
-            self.shard.committer.refuse(refusal)
-            await self.shard.stop()
-            if self._is_new:
-                for name in MADE_AT_START:
-                    shutil.rmtree(self.config.server.data_dir / name, ignore_errors=True)
-            self._directory.release()
-            raise
-
-    def open_gate(self, config: Config) -> Gate | None:
-        """The gate that a configuration asks for; none if requests need no token and have no limits."""
-        assert self.front is not None
-        subscriptions = self.shard.machine.subscriptions.by_id
-        shard, is_mounted = self.shard, self._is_mounted
-        return open_gate(config, self.front.metrics, shard.clock, subscriptions, shard.token_key, is_mounted=is_mounted)
-
-    async def retire(self) -> None:
-        """Nobody else could take over."""
-
-    async def stop(self, timeout_seconds: float | None = None) -> None:
-        """Stop in order. A last flush that takes longer than allowed is given up: the log has everything."""
-        await end(self._watching)
-        if self.handlers is not None:
-            await self.handlers.stop()
-        await self.shard.stop(timeout_seconds)
-        self._directory.release()
 
 
 class Served(Protocol):
@@ -262,109 +80,6 @@ def open_node(config: Config) -> Served:
             hint="pip install 'millstream[cluster]'",
         ) from None
     return ClusterNode(config)
-
-
-def open_gate(
-    config: Config,
-    metrics: Metrics,
-    clock: Clock,
-    subscriptions: Mapping[str, Subscription],
-    token_key: Callable[[], bytes | None],
-    *,
-    is_mounted: bool = False,
-) -> Gate | None:
-    """The gate that a configuration asks for; none if requests need no token and have no limits."""
-    authenticator = Authenticator(auth_settings(config), clock) if config.auth.enabled else None
-    if authenticator is None and not _limits_addresses(config, is_mounted=is_mounted):
-        return None
-    return Gate(
-        authenticator,
-        config.limits,
-        metrics,
-        clock,
-        subscriptions,
-        token_key,
-        open_metrics=config.auth.open_metrics,
-        trusted_proxies=trusted_proxies(config),
-    )
-
-
-def _limits_addresses(config: Config, *, is_mounted: bool) -> bool:
-    """Whether any address that may come has a limit; on loopback without a proxy none does by default."""
-    limits = config.limits
-    if not (limits.address_requests_per_second or limits.address_bytes_per_second or limits.address_live_max):
-        return False
-    is_reached_from_here_only = (
-        is_loopback_host(config.server.listen[0]) and not trusted_proxies(config) and not is_mounted
-    )
-    return not (limits.exempt_loopback and is_reached_from_here_only)
-
-
-def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
-    """When to flush; several shards share the memory."""
-    cold, hot_bytes_max = config.cold, config.hot.bytes_max // shards
-    return FlushLimits(
-        cold.flush_interval,
-        cold.flush_bytes,
-        # Whatever is configured: half of the memory must come free when messages move out.
-        min(config.hot.keep_bytes // shards, hot_bytes_max // 2),
-        hot_bytes_max // 2,
-        # The same for streams: those that are only read from must leave room for those that change.
-        max(1, min(config.hot.resident_streams_max // shards, hot_bytes_max // 4 // STREAM_BYTES)),
-    )
-
-
-def stream_limits(config: Config) -> StreamLimits:
-    streams, expiry = config.streams, config.streams.producer_expiry
-    return StreamLimits(
-        streams.fork_depth_max,
-        streams.append_messages_max,
-        streams.producers_max,
-        None if expiry is None else int(expiry * 1000),
-    )
-
-
-def object_store_settings(config: Config) -> ObjectStoreSettings:
-    """Where the cold tier lives; a folder is the data directory's own unless another is named."""
-    cold = config.cold
-    path = cold.path
-    if cold.backend == "fs" and path == Path():
-        path = config.server.data_dir / "cold"
-    prefix = f"{cold.backend}_"
-    options = {
-        name.removeprefix(prefix): value
-        for name, value in ((one.name, getattr(cold, one.name)) for one in fields(cold))
-        if name.startswith(prefix)
-    }
-    return ObjectStoreSettings(cold.backend, path, options)
-
-
-def api_settings(config: Config) -> ApiSettings:
-    return ApiSettings(
-        read_limits(config), object_store_settings(config), yjs_settings(config), subscription_settings(config)
-    )
-
-
-def yjs_settings(config: Config) -> YjsSettings:
-    yjs = config.yjs
-    return YjsSettings(
-        implicit_create=yjs.implicit_create,
-        awareness_ttl_seconds=math.ceil(yjs.awareness_ttl),
-        long_poll_seconds=yjs.long_poll_timeout,
-        compaction=CompactionLimits(
-            yjs.compaction_threshold, yjs.retention, config.read.snapshot_bytes_max, yjs.merging_bytes_max
-        ),
-    )
-
-
-def subscription_settings(config: Config) -> SubscriptionSettings:
-    section = config.subscriptions
-    private_targets = section.private_targets
-    if private_targets is None:
-        is_local = not config.auth.enabled and is_loopback_host(config.server.listen[0])
-        private_targets = THIS_MACHINE if is_local else NO_PRIVATE_TARGETS
-    limits = {one.name: getattr(section, one.name) for one in fields(section) if one.name != "private_targets"}
-    return SubscriptionSettings(private_targets, **limits)
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
@@ -441,48 +156,71 @@ async def serve(
         await node.stop(config.server.stop_timeout)
         raise _cannot_listen(config.server.listen, error) from None
     stopped = asyncio.Event()
+    _hear_signals(stopped, Reloader(config, load or (lambda: config), node.open_gate, app, server))
+    node.on_removed = stopped.set
+    _log_notices([*node.notices], warning)
+    jobs = ScheduledJobs(
+        config.server.public_url or _own_url(*listening.getsockname()[:2]),
+        config.pipeline,
+        object_store_settings(config),
+        app.supervisor,
+        is_ours=lambda: node.runs_scheduled_jobs,
+    )
+    jobs.start()
+    _announce(announce, config, listening, pages, is_secure=tls is not None)
+    await stopped.wait()
+    app.health.is_stopping = True
+    await _stop(config, node, server, jobs)
+
+
+def _hear_signals(stopped: asyncio.Event, reloader: Reloader) -> None:
     loop = asyncio.get_running_loop()
-    reloader = Reloader(config, load or (lambda: config), node.open_gate, app, server)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    node.on_removed = stopped.set
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
-    for notice in node.notices:
+
+
+def _log_notices(notices: list[str], warning: str | None) -> None:
+    for notice in notices:
         logger.info(notice)
     if warning is not None:
         logger.warning(warning)
     if not is_possible():
         logger.info("Yjs documents are served but not compacted: pycrdt is missing, pip install 'millstream[yjs]'")
+
+
+def _announce(
+    announce: Callable[[str], None],
+    config: Config,
+    listening: socket.socket,
+    pages: Examples | None,
+    *,
+    is_secure: bool,
+) -> None:
+    """Say where the server is, for people and for whoever waits for it to be there."""
     host, port = listening.getsockname()[:2]
-    store = object_store_settings(config)
-    scheduled_jobs = ScheduledJobs(
-        config.server.public_url or _own_url(host, port),
-        config.pipeline.compact_every,
-        config.pipeline.master,
-        store.backend,
-        store.options,
-        app.supervisor,
-    )
-    scheduled_jobs.is_ours = lambda: node.runs_scheduled_jobs
-    scheduled_jobs.start()
+    place = f"{f'[{host}]' if ':' in host else host}:{port}"
     announce(
-        f"millstream listens on http{'s' if tls is not None else ''}://{f'[{host}]' if ':' in host else host}:{port},"
+        f"millstream listens on http{'s' if is_secure else ''}://{place},"
         f" keeps its data in {config.server.data_dir} (cold tier: {config.cold.backend}), and acknowledges after"
         " fdatasync (group commit)"
     )
     for path in pages.paths if pages is not None else []:
-        announce(f"an example to try: http://{f'[{host}]' if ':' in host else host}:{port}{path}")
-    await stopped.wait()
-    deadline = loop.time() + config.server.stop_timeout
-    end_by_force(config.server.stop_timeout + FORCE_SECONDS)
+        announce(f"an example to try: http://{place}{path}")
+
+
+async def _stop(config: Config, node: Served, server: NativeServer, jobs: ScheduledJobs) -> None:
+    """Stop in order, and within `server.stop_timeout`."""
+    loop, seconds = asyncio.get_running_loop(), config.server.stop_timeout
+    deadline = loop.time() + seconds
+    end_by_force(seconds + FORCE_SECONDS)
     logger.info("stopping: no more connections, requests finish, live reads end")
-    app.health.is_stopping = True
-    await scheduled_jobs.stop()
+    await jobs.stop()
     try:
-        async with asyncio.timeout(config.server.stop_timeout * RETIRE_SHARE):
+        async with asyncio.timeout(seconds * RETIRE_SHARE):
             await node.retire()
     except TimeoutError:
         logger.warning("nobody has taken over in time; the others will when they miss this node")
-    await server.stop(min(config.server.stop_timeout * REQUESTS_SHARE, max(deadline - loop.time(), 0.0)))
+    await server.stop(min(seconds * REQUESTS_SHARE, max(deadline - loop.time(), 0.0)))
     await node.stop(max(deadline - loop.time(), 0.0))
     logger.info("stopped")

@@ -12,11 +12,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
+from millstream.config import PipelineSection
 from millstream.tasks import Supervisor, end
-from millstream.tiers.objects import CREDENTIAL_VARIABLES
+from millstream.tiers.objects import CREDENTIAL_VARIABLES, ObjectStoreSettings
 
 logger = logging.getLogger("millstream.scheduled_jobs")
 
@@ -26,31 +27,33 @@ OUTPUT_BYTES_MAX: Final = 64 << 10
 
 
 class ScheduledJobs:
+    """`is_ours` says whether this node is the one that starts them now."""
+
     def __init__(
         self,
         url: str,
-        every_seconds: float,
-        master: str,
-        backend: str,
-        options: Mapping[str, str],
+        pipeline: PipelineSection,
+        store: ObjectStoreSettings,
         supervisor: Supervisor,
+        *,
+        is_ours: Callable[[], bool],
     ) -> None:
-        self._every_seconds = every_seconds
+        self._every_seconds = pipeline.compact_every
+        self._is_ours = is_ours
         self._supervisor = supervisor
         self._command = [
-            sys.executable, "-m", "millstream.pipeline", "compact", "--json", "--url", url, "--master", master
+            sys.executable, "-m", "millstream.pipeline", "compact", "--json", "--url", url, "--master", pipeline.master
         ]  # fmt: skip
         self._environment = dict(os.environ)
-        for name, variable in CREDENTIAL_VARIABLES.get(backend, {}).items():
-            if options.get(name):
-                self._environment[variable] = options[name]
-        self.is_ours: Callable[[], bool] = lambda: True
+        for name, variable in CREDENTIAL_VARIABLES.get(store.backend, {}).items():
+            if store.options.get(name):
+                self._environment[variable] = store.options[name]
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if self._every_seconds > 0:
-            self._task = self._supervisor.start("scheduled_jobs", self._run_forever)
+            self._task = self._supervisor.start("scheduled jobs", self._run_forever)
 
     async def stop(self) -> None:
         await end(self._task)
@@ -65,7 +68,7 @@ class ScheduledJobs:
     async def _run_forever(self) -> None:
         while True:
             await asyncio.sleep(self._every_seconds)
-            if not self.is_ours():
+            if not self._is_ours():
                 continue
             try:
                 await self._compact()
