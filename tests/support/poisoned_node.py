@@ -17,12 +17,11 @@ def poison_appends() -> None:
     shard: Any = Shard
     append = shard.append
 
-    def append_or_poison(self: Any, command: Any, reply: Any) -> None:
-        if command.body == b"poison":
-            stream = self.machine.namespace.get(command.key, self.clock.now_ms())
-            self.submit(Appended(stream.incarnation, 0, self.clock.now_ms(), [command.body]), reply)
-        else:
-            append(self, command, reply)
+    def append_or_poison(self: Any, command: Any) -> Any:
+        if command.body != b"poison":
+            return append(self, command)
+        stream = self.namespace.get(command.key, self.clock.now_ms())
+        return self.committer.commit(Appended(stream.incarnation, 0, self.clock.now_ms(), [command.body]))
 
     shard.append = append_or_poison
 
