@@ -27,7 +27,7 @@ def break_leases() -> None:
     membership.holds = lambda self, shard: shard in taken
     membership.is_kept = lambda self, shard: shard in taken
     membership.generation = lambda self, shard: 1 if shard in taken else 0
-    replica.nudge = lambda self: (
+    replica.membership_changed = lambda self: (
         None if self.role == "leading" else self._link.loop.call_soon_threadsafe(self._tail.wake)
     )
 

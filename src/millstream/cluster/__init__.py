@@ -1,5 +1,5 @@
 """The cluster: brokers, membership and leases, who leads a shard and who follows.
 
-Consensus, replication and storage are the broker's. Here is only what turns them into leadership: who should lead is
-decided by leases, who does by the log's fence. Knows no HTTP.
+The broker provides consensus, replication and storage. This package turns them into leadership: leases decide which
+node should lead a shard, and the fence in the log decides which node does lead it.
 """

@@ -1,4 +1,4 @@
-"""What operators ask of a cluster: who leads, who is ready, and to move leadership, flush, trim, drain and remove.
+"""Cluster administration: status and readiness of nodes, and the actions transfer, flush, trim, drain and remove.
 
 `GET /healthz`, `/readyz/local`, `/readyz/cluster`, `/metrics`, `/cluster/status`, `/cluster/hot-cold-stats`,
 `/cluster/cold`; `POST /cluster/transfer-leader`,
@@ -42,7 +42,7 @@ Body = dict[str, Any]
 
 
 class BrokerPeers(Protocol):
-    """Moves the brokers' own replicas."""
+    """Moves the replicas that brokers hold."""
 
     async def move_away(self, broker: str) -> None: ...
 
@@ -66,7 +66,7 @@ class ClusterAdmin:
         self.health = HealthApi(
             lambda: [local.replica.shard for local in shards], supervisor, self.missing_locally, self._missing_elsewhere
         )
-        # The first shard's key signs for all: every node has it, and needs no leader to use it.
+        # The first shard's key signs for all shards. Every node has that key, so signing needs no leader.
         self._url_tokens = UrlTokenApi(clock, lambda: shards[0].replica.shard.token_key(), url_token_seconds_max)
         self._running: set[asyncio.Task[None]] = set()
         self._actions: dict[bytes, Callable[[Request, Body], Coroutine[Any, Any, Response]]] = {
@@ -78,7 +78,7 @@ class ClusterAdmin:
 
     @property
     def handlers(self) -> NodeHandlers:
-        """What a node answers itself, whoever leads which shard."""
+        """The requests that every node answers itself, whichever node leads a shard."""
         return {
             Kind.HEALTH: {"GET": self.health.alive},
             Kind.READINESS: {"GET": self.health.ready},
@@ -87,7 +87,7 @@ class ClusterAdmin:
             Kind.STATS: {"GET": self._stats},
             Kind.CLUSTER_COLD: {"GET": self._cold},
             Kind.CLUSTER_OPERATION: {"GET": self._read, "POST": self._act},
-            # No other node need be asked to sign.
+            # Any node can sign, so the request is not forwarded.
             Kind.URL_TOKENS: {"POST": self._url_tokens.make},
         }
 
@@ -107,7 +107,7 @@ class ClusterAdmin:
 
     def missing_locally(self) -> list[str]:
         replicas = [local.replica for local in self._shards]
-        return [f"shard {one.number} has not caught up yet" for one in replicas if not one.is_caught_up]
+        return [f"shard {replica.number} has not caught up yet" for replica in replicas if not replica.is_caught_up]
 
     def missing(self) -> list[str]:
         return self.missing_locally() + self._missing_elsewhere()
@@ -130,36 +130,36 @@ class ClusterAdmin:
         return MetricsApi(self._metrics, readers, shards, self._supervisor).expose(request)
 
     def _cold(self, request: Request) -> Answer:
-        """Where the store is. Shards count positions by themselves: the least that is flushed, the latest there is."""
+        """The object store, with positions over all shards: the lowest flushed one and the highest latest one."""
         total, *others = (local.handlers.cold.overview() for local in self._shards)
-        for one in others:
-            total["flushed"] = min(total["flushed"], one["flushed"])
-            total["latest"] = max(total["latest"], one["latest"])
-            total["buckets"] = sorted({*total["buckets"], *one["buckets"]})
+        for overview in others:
+            total["flushed"] = min(total["flushed"], overview["flushed"])
+            total["latest"] = max(total["latest"], overview["latest"])
+            total["buckets"] = sorted({*total["buckets"], *overview["buckets"]})
         return as_json(total)
 
     def _status(self) -> Response:
-        view, heartbeat = self._membership.view, self._membership.heartbeat
+        view, own = self._membership.view, self._membership.heartbeat
         missing = self.missing()
         body = {
-            "node_id": heartbeat.node,
+            "node_id": own.node,
             "version": __version__,
             "cluster": self._membership.settings.name,
-            "advertise": heartbeat.advertise,
+            "advertise": own.advertise,
             "leader_id": view.leases[0].node if 0 in view.leases and not view.leases[0].released else None,
             "ready": not missing,
             "missing": missing,
             "members": [
                 {
-                    "node_id": one.node,
-                    "advertise": one.advertise,
-                    "broker": one.broker,
+                    "node_id": heartbeat.node,
+                    "advertise": heartbeat.advertise,
+                    "broker": heartbeat.broker,
                     "state": view.members.get(number, "active"),
                     "up": number in view.nodes,
-                    "ready": one.ready and number in view.nodes,
+                    "ready": heartbeat.ready and number in view.nodes,
                     "leads": view.led_by(number),
                 }
-                for number, one in sorted({**view.down, **view.nodes}.items())
+                for number, heartbeat in sorted({**view.down, **view.nodes}.items())
             ],
             "shards": [self._describe(local) for local in self._shards],
         }
@@ -185,7 +185,7 @@ class ClusterAdmin:
         }
 
     def _stats(self, request: Request) -> Answer:
-        """The sum over this node's shards; what is no number is the first that says something."""
+        """The sum over this node's shards. A value that is no number is the first that is not None."""
         total: dict[str, Any] = {}
         for local in self._shards:
             for name, value in StatsApi(local.replica.shard).describe().items():
@@ -200,7 +200,7 @@ class ClusterAdmin:
     # -- acting ------------------------------------------------------------------------------------------------
 
     def _led(self, body: Body) -> list[LocalShard]:
-        """The shards an action is for: those named, or all that this node leads."""
+        """The shards that an action applies to: those the body names, or all that this node leads."""
         number = body.get("shard")
         if number is not None and (not isinstance(number, int) or not 0 <= number < len(self._shards)):
             raise InvalidRequest(f"shard {number!r} is not one of 0 to {len(self._shards) - 1}", code="invalid_shard")
@@ -222,21 +222,22 @@ class ClusterAdmin:
         led = self._led(body)
         moved = []
         for local in led:
-            successor = target if target is not None else self.least_burdened(exclude=me)
+            successor = target if target is not None else self.least_loaded(exclude=me)
             if successor is None:
                 raise Conflict("there is no other node that could take over", code="no_successor")
             await local.replica.hand_over(successor)
             moved.append({"shard": local.replica.number, "node": successor})
-        await self._wait_for(lambda: all(self._leader(one["shard"]) == one["node"] for one in moved))
+        await self._wait_for(lambda: all(self._leader(move["shard"]) == move["node"] for move in moved))
         for local in led:
-            for _ in range(TRANSFER_ATTEMPTS):  # it has the lease, and leads when it has caught up
+            for _ in range(TRANSFER_ATTEMPTS):  # the successor has the lease, and leads once it has caught up
                 if await local.replica.is_led():
                     break
                 await asyncio.sleep(0.02)
         return as_json({"transferred": moved})
 
     async def _can_soon_lead(self, node: object) -> bool:
-        """Whether a node may lead; one that is there and has just caught up needs a moment to say so to all."""
+        """Whether a node may lead. A node that is up and has just caught up needs a moment to announce it, so wait
+        briefly."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + READY_SECONDS
         while node not in (view := self._membership.view).active:
@@ -249,7 +250,7 @@ class ClusterAdmin:
         lease = self._membership.view.leases.get(shard)
         return lease.node if lease is not None and not lease.released else None
 
-    def least_burdened(self, exclude: int) -> int | None:
+    def least_loaded(self, exclude: int) -> int | None:
         view = self._membership.view
         others = [node for node in view.active if node != exclude]
         return min(others, key=lambda node: (len(view.led_by(node)), node)) if others else None
@@ -283,7 +284,7 @@ class ClusterAdmin:
             logger.warning("the snapshot of shard %d failed: %s", local.replica.number, error)
 
     async def _purge_log(self, request: Request, body: Body) -> Response:
-        """Trim to the last flush, without leaving anything for nodes that are away."""
+        """Trim the log to the last flush, keeping nothing for nodes that are down."""
         purged = {}
         for local in self._led(body):
             position = local.replica.shard.machine.flushed
@@ -303,7 +304,8 @@ class ClusterAdmin:
         return as_json({"node": node, "state": state, "up": is_up})
 
     async def _check_known(self, node: int) -> None:
-        """Refuse a number that no node has, or had. One that was just started may take a moment to be heard of."""
+        """Refuse a node number that the cluster has never seen. Waits briefly, because a new node announces itself
+        late."""
         deadline = asyncio.get_running_loop().time() + READY_SECONDS
         while not self._is_known(node):
             if asyncio.get_running_loop().time() > deadline:
@@ -321,7 +323,7 @@ class ClusterAdmin:
         return node in view.nodes or node in view.down or node in view.members
 
     async def _activate(self, node: int) -> bool:
-        """Let a node lead, and wait until it can; one that is down can when it is started."""
+        """Allow a node to lead, and wait until it is ready. A node that is down becomes ready when it is started."""
         membership = self._membership
         await membership.link.ask(membership.set_member(node, "active"))
         if node not in membership.view.nodes:
@@ -330,7 +332,7 @@ class ClusterAdmin:
         return True
 
     async def _drain(self, node: int) -> bool:
-        """Let a node lead nothing, and wait until others lead all that it led."""
+        """Stop a node from leading, and wait until other nodes lead all of its shards."""
         membership = self._membership
         if node not in membership.view.nodes:
             raise Conflict(
@@ -338,21 +340,22 @@ class ClusterAdmin:
                 code="node_down",
                 hint=f"start it again, or take it out of the cluster: millstream cluster remove {node}",
             )
-        if all(one == node for one in membership.view.active):
+        if all(active == node for active in membership.view.active):
             raise Conflict(
                 f"node {node} is the last one that can lead",
                 code="last_node",
                 hint="start another node, or let one lead again: millstream cluster add NODE",
             )
         await membership.link.ask(membership.set_member(node, "draining"))
-        # A lease that it has given back still has its name, until another node takes it.
+        # A released lease still names its former holder until another node takes it.
         await self._wait_for(
             lambda: all(lease.node != node for lease in membership.view.leases.values()), MEMBER_SECONDS
         )
         return True
 
     async def _remove(self, node: int) -> bool:
-        """Drain a node, move its broker's replicas to others, and let it go. If they cannot move, it may lead again."""
+        """Drain a node, move its broker's replicas to other brokers, and remove it. If they cannot move, it may lead
+        again."""
         membership, link = self._membership, self._membership.link
         before = membership.view.members.get(node, "active")
         is_up = node in membership.view.nodes

@@ -1,7 +1,8 @@
-"""The node's own broker: a `nats-server` process, configured, started, watched and started again.
+"""The node's own broker: a `nats-server` process that is configured, started, watched and restarted.
 
-The broker outlives a crash of the server it belongs to: it holds a third of every log, and the others need it. The next
-start finds it by the file `broker.json` and takes it over. An orderly stop ends it. Owns `<data_dir>/broker`.
+The broker keeps running when the server that started it crashes, because the other nodes need its replica of every log.
+The next start finds the process through the file `broker.json` and takes it over. An orderly stop ends it. Owns
+`<data_dir>/broker`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Address = tuple[str, int]
 
 
 class BrokerPlan(NamedTuple):
-    """What a node's broker must be like."""
+    """The settings from which a node's broker is configured."""
 
     cluster: str
     name: str
@@ -86,11 +87,11 @@ def render_configuration(plan: BrokerPlan, directory: Path, port: int) -> str:
             "cluster {",
             f"  name: {_text(plan.cluster)}",
             f"  listen: {_text(_joined(plan.listen))}",
-            # Brokers tell each other of a third one, and connect to it where it says that it is.
+            # Brokers gossip the addresses of other brokers; this is the address they pass on for this one.
             *([f"  advertise: {_text(_joined(plan.advertise))}"] if plan.advertise is not None else []),
-            # Clients are not told of any other: each node has its own.
+            # Clients get no list of other brokers: each node uses only its own.
             "  no_advertise: true",
-            # A broker that is cut off is noticed within seconds; until then requests may be sent its way.
+            # A partitioned broker is noticed within seconds. Until then requests may still be routed to it.
             f"  ping_interval: {_text(f'{PING_SECONDS}s')}, ping_max: {PINGS_MAX}",
             f"  authorization {{ user: {USER}, password: {_text(plan.secret)}, timeout: 5 }}",
             f"  routes: [{routes}]",
@@ -158,7 +159,7 @@ class Broker:
         return hashlib.sha256(render_configuration(self._plan, self._directory, port).encode()).hexdigest()
 
     def _found(self) -> _State | None:
-        """The broker that an earlier server left running, if it is one of ours."""
+        """The broker that an earlier server process left running, if it runs with our configuration file."""
         try:
             state = msgspec.json.decode(self._state_file.read_bytes(), type=_State)
             command = Path(f"/proc/{state.pid}/cmdline").read_bytes()
@@ -172,7 +173,7 @@ class Broker:
         with os.fdopen(descriptor, "w") as file:
             file.write(configuration)
         with (self._directory / "broker.stderr").open("ab") as errors:
-            # A session of its own: Ctrl-C at a terminal is for the server, which then stops its broker in order.
+            # In its own session: Ctrl-C at a terminal goes to the server, which then stops its broker in order.
             self._child = subprocess.Popen(
                 [find_nats_server(), "-c", str(self._configuration)],
                 stdin=subprocess.DEVNULL,
@@ -202,12 +203,12 @@ class Broker:
                 pass
             if not self.is_running or loop.time() > deadline:
                 raise ConfigurationError(
-                    f"the broker did not start: {self._last_words()}",
+                    f"the broker did not start: {self._last_log_lines()}",
                     hint=f"see {self._directory / 'broker.log'}; is cluster.listen free and of this machine?",
                 )
             await asyncio.sleep(0.02)
 
-    def _last_words(self) -> str:
+    def _last_log_lines(self) -> str:
         for name in ("broker.stderr", "broker.log"):
             with contextlib.suppress(OSError):
                 lines = (self._directory / name).read_text(errors="replace").strip().splitlines()
@@ -221,7 +222,7 @@ class Broker:
             await asyncio.sleep(WATCH_SECONDS)
             if self.is_running:
                 continue
-            logger.warning("the broker has ended (%s); starting it again", self._last_words())
+            logger.warning("the broker has ended (%s); starting it again", self._last_log_lines())
             self._spawn()
             try:
                 await self._wait_until_it_listens()
@@ -261,6 +262,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,9 +1,9 @@
-"""Requests in a cluster: which shard one belongs to, and which node answers it.
+"""Dispatch of requests in a cluster: which shard a request belongs to, and which node answers it.
 
-Writes go to the shard's leader: elsewhere they are answered 307 with its address, or passed on. Reads are answered
-where they arrive, from what is committed there; what this node does not have (yet), the leader is asked for. An answer
-says in `Millstream-Role` whether it is the leader's, and then it is linearizable. The gate stands before all of this,
-one for all shards; a request that is passed on takes its token along and is judged again where it arrives.
+Writes go to the shard's leader: any other node redirects them (307) or forwards them. Reads are answered by the node
+they arrive at, from what it has applied; if this node does not have the data (yet), the request goes to the leader. The
+header `Millstream-Role` says whether the leader answered; an answer of the leader is linearizable. One gate for all
+shards judges every request first. A forwarded request carries its token, and the next node judges it again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROLE: Final = {True: b"millstream-role: leader\r\n", False: b"millstream-role: 
 
 
 class ClusterDispatch:
-    """The backend of a node's front. `address_of` is a client's address, as far as the node can tell."""
+    """The backend of a node's front. `address_of` gives the client's address as far as this node can determine it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ClusterDispatch:
         self._forwarder = forwarder
         self._address_of = address_of
         self._readers = AllReaders(shards)
-        # Those that were set since the start.
+        # Read limits that were set by a reload since the start.
         self.read_limits: ReadLimits | None = None
 
     @property
@@ -92,10 +92,10 @@ class ClusterDispatch:
             return local.handlers.handle(request, route)
         if request.method == "POST" and route.kind is Kind.STREAM and local.replica.may_append:
             return self._append_without_lease(request, route, local)
-        return self._elsewhere(request, local)
+        return self._send_to_leader(request, local)
 
     def _keys(self) -> Response:
-        """The keys that sign webhooks: every shard has its own, and a receiver asks for all of them."""
+        """The public keys for webhook signatures. Every shard has its own key, and a receiver gets all of them."""
         keys = [
             local.handlers.subscriptions.wakes.signer.jwk
             for local in self._shards
@@ -120,7 +120,7 @@ class ClusterDispatch:
         return self._shards[shard_of(bucket, len(self._shards))]
 
     def _of_subscription(self, request: Request) -> LocalShard:
-        """A subscription lives where its streams do; they must all live in one shard."""
+        """A subscription lives in the shard of its streams, which must all be in one shard."""
         if not request.path.startswith(_SUBSCRIPTIONS):
             return self._shards[0]
         name = decode_segment(request.path.removeprefix(_SUBSCRIPTIONS).partition(b"/")[0])
@@ -132,7 +132,7 @@ class ClusterDispatch:
         try:
             config = parse_config(msgspec.json.decode(request.body) if request.body else {})
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._shards[0]  # it will be refused there, as anywhere
+            return self._shards[0]  # the handlers refuse it, in every shard alike
         shards = {shard_of(parse_v1_path(path).bucket, len(self._shards)) for path in config.streams}
         if config.wake_stream is not None:
             shards.add(shard_of(parse_v1_path(config.wake_stream).bucket, len(self._shards)))
@@ -159,17 +159,18 @@ class ClusterDispatch:
     def _read(self, request: Request, route: Route, local: LocalShard) -> Answer:
         replica = local.replica
         if route.document is not None and not replica.is_leading and not self._has_document(request, replica, route):
-            return self._elsewhere(request, local)
-        if not request.query or not self._is_beyond(request, replica, route):
+            return self._send_to_leader(request, local)
+        if not request.query or not self._is_reader_ahead(request, replica, route):
             return self._read_here(request, route, local)
         if replica.is_leading:
-            # A follower may hear of a batch before its own leader does: that one is still on its way to us.
+            # A follower may receive a batch before the leader does: wait until the leader has it too.
             arrived = replica.shard.committer.after_durable(None)
             return arrived.then(lambda _: self._read_here(request, route, local))
-        return self._elsewhere(request, local)
+        return self._send_to_leader(request, local)
 
     def _read_here(self, request: Request, route: Route, local: LocalShard) -> Answer:
-        """Read from what is committed here. What does not exist at a follower may exist where the leader is."""
+        """Read from what this node has applied. A follower asks the leader before it answers that something does not
+        exist."""
         replica = local.replica
         term = self._membership.generation(replica.number) if replica.is_leading else 0
         request.role = partial(self._role, replica, term)
@@ -177,44 +178,46 @@ class ClusterDispatch:
             return local.handlers.handle(request, route)
 
         def unless_missing(outcome: Response | MillstreamError) -> Answer | MillstreamError:
-            return self._elsewhere(request, local) if isinstance(outcome, NotFound | Gone) else outcome
+            return self._send_to_leader(request, local) if isinstance(outcome, NotFound | Gone) else outcome
 
         return _answer_of(local, request, route).then_either(unless_missing)
 
     def _role(self, replica: Replica, term: int) -> bytes:
-        """What an answer says of this node. The leader's is linearizable: the lease was good when this was read and is
-        now, so nobody else has written in between."""
+        """The role header. The leader's answers are linearizable: its lease was valid when the data was read and still
+        is, so no other node has written in between."""
         is_leader = term > 0 and replica.is_leading and self._membership.generation(replica.number) == term
         return _ROLE[is_leader]
 
     @staticmethod
     def _append_without_lease(request: Request, route: Route, local: LocalShard) -> Answer:
-        """The log alone decides whether an append counts. A refusal rests on what this node believes, and without the
-        lease that may be out of date: it is not told."""
+        """Append while the lease may have expired: the log alone decides whether the append counts. A refusal by this
+        node rests on state that may be out of date without the lease, so the client is told that there is no leader
+        instead."""
 
-        def unless_unsure(outcome: Response | MillstreamError) -> Response | MillstreamError:
+        def without_refusal(outcome: Response | MillstreamError) -> Response | MillstreamError:
             is_refusal = isinstance(outcome, MillstreamError) and 400 <= status_of(outcome) < 500
             return _no_leader(local.replica.number) if is_refusal and not local.replica.is_leading else outcome
 
-        return _answer_of(local, request, route).then_either(unless_unsure)
+        return _answer_of(local, request, route).then_either(without_refusal)
 
     @staticmethod
     def _has_document(request: Request, replica: Replica, route: Route) -> bool:
-        """Whether what is read exists here: what does not is empty or made by its first reader, where the leader is."""
+        """Whether the document exists here. If not, it is empty or its first reader creates it, and the leader must
+        answer."""
         document = route.document
         assert document is not None
         try:
             name = parse_query(request.query).get("awareness")
             replica.shard.get(document.key if name is None else document.awareness_key(name))
         except InvalidRequest:
-            return True  # it will be refused as such
+            return True  # the handler refuses the path
         except MillstreamError:
             return False
         return True
 
     @staticmethod
-    def _is_beyond(request: Request, replica: Replica, route: Route) -> bool:
-        """Whether a reader is ahead of this node: it has been elsewhere, and must not be set back."""
+    def _is_reader_ahead(request: Request, replica: Replica, route: Route) -> bool:
+        """Whether the reader's offset is ahead of this node: it has read from another node, which had more."""
         try:
             query = parse_query(request.query)
             key = route.key
@@ -231,16 +234,16 @@ class ClusterDispatch:
                 position = token.rpartition(".")[2]
                 return position.isdigit() and int(position) > replica.shard.feed.latest
         except InvalidRequest:
-            pass  # it will be refused as such
+            pass  # the handler refuses the offset
         return False
 
-    def _elsewhere(self, request: Request, local: LocalShard) -> Answer:
-        """Send the client, or the request, to the node that leads."""
+    def _send_to_leader(self, request: Request, local: LocalShard) -> Answer:
+        """Redirect the client to the leader, or forward the request to it."""
         number = local.replica.number
         lease = self._membership.view.leases.get(number)
-        # An answer that is passed back is whole: neither a live read's, nor one whose body is left out.
+        # A forwarded answer is read completely before it is sent on, so live reads and HEAD requests are redirected.
         can_be_forwarded = request.upload is None and request.method != "HEAD" and b"live=" not in request.query
-        request.role = None  # the leader says what it is
+        request.role = None  # the leader sets its own role header
         if request.upload is not None:
             request.upload.discard()
         if lease is None or lease.released or lease.node == self._membership.heartbeat.node or MARK in request.headers:
@@ -252,20 +255,20 @@ class ClusterDispatch:
         return Response(307, fields)
 
     def _mark_for(self, request: Request) -> bytes:
-        """What the next node is told of a request that is passed on: whose it is, as far as this one can tell."""
+        """The mark for a forwarded request: the client's address, signed, as far as this node can determine it."""
         key = self._shards[0].replica.shard.token_key()
         return make_mark(key, self._membership.heartbeat.node, self._address_of(request))
 
 
 def with_role(request: Request, response: Response) -> Response:
-    """A policy: answers of a cluster say whether they are the leader's."""
+    """A policy: adds the role header to a cluster's answers."""
     if request.role is None or response.status == 304:
         return response
     return Response(response.status, response.fields + request.role(), response.body, length=response.length)
 
 
 def _answer_of(local: LocalShard, request: Request, route: Route) -> Pending[Response]:
-    """What the handlers answer, errors as outcomes."""
+    """The outcome of the handlers, with raised errors as outcomes."""
     try:
         answer = local.handlers.handle(request, route)
     except MillstreamError as error:

@@ -1,8 +1,8 @@
-"""Passing a request on to the node that can answer it, for clients that do not follow redirects.
+"""Forwards a request to the node that can answer it, for clients that do not follow redirects.
 
-Connections to a node are kept and used again, a few at a time; they are the client's own (`millstream.client`). A
-request goes out once: whether one that broke off had been carried out is for the client to find out, by repeating it
-as a producer does.
+A few connections to each node are kept and reused; they are the client library's (`millstream.client`). A request is
+sent once and never retried here. If the connection breaks, the client finds out whether the request was carried out by
+repeating it as a producer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORWARDED_FOR: Final = b"x-forwarded-for"
 _NOT_PASSED_ON: Final = frozenset(
     {b"connection", b"keep-alive", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"}
 )
-# What the adapter adds to every answer by itself.
+# The HTTP adapter adds these fields to every answer itself.
 _NOT_PASSED_BACK: Final = frozenset(name.decode() for name in _NOT_PASSED_ON) | {
     "date",
     "x-content-type-options",
@@ -39,7 +39,7 @@ _NOT_PASSED_BACK: Final = frozenset(name.decode() for name in _NOT_PASSED_ON) | 
 
 
 class Outgoing(NamedTuple):
-    """A request to pass on: header names are lower case, `address` is where its connection came from."""
+    """A request to forward. Header names are lower case; `address` is the client's address."""
 
     method: str
     target: bytes
@@ -49,7 +49,7 @@ class Outgoing(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back: `fields` are header lines as they go on the wire."""
+    """The answer of the other node: `fields` are header lines as they go on the wire."""
 
     status: int
     fields: bytes
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
 
 class Forwarder:
-    """`tls` is how nodes are trusted whose addresses are https."""
+    """`tls` verifies nodes whose addresses are https."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._pool = AsyncPool(
@@ -71,7 +71,7 @@ class Forwarder:
         return Response(*await self.send(outgoing, base_url, mark))
 
     async def send(self, outgoing: Outgoing, base_url: str, mark: bytes) -> Answer:
-        """The answer of the node at a URL. An error says whether the node may have carried the request out."""
+        """The answer of the node at a URL. An error says whether the node may have carried out the request."""
         origin = parse_url(base_url).origin
         async with self._slots:
             try:

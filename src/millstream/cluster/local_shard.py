@@ -1,4 +1,4 @@
-"""The shards of a cluster as a node has them: a replica of each, and the handlers over it."""
+"""The shards of a cluster on this node: a replica of each, with the handlers over it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.streams.subscriptions import Subscription
 
 
 class LocalShard:
-    """A shard at this node. Replica and handlers are replaced together when it is restored."""
+    """A shard on this node. Replica and handlers are replaced together when the shard is restored."""
 
     def __init__(self, replica: Replica, handlers: Handlers) -> None:
         self.replica = replica
@@ -19,7 +19,7 @@ class LocalShard:
 
 
 class AllReaders:
-    """The live readers of every shard."""
+    """The live reads of every shard."""
 
     def __init__(self, shards: Sequence[LocalShard]) -> None:
         self._shards = shards
@@ -30,7 +30,7 @@ class AllReaders:
 
 
 class AllSubscriptions(Mapping[str, Subscription]):
-    """The subscriptions of every shard, by their names."""
+    """The subscriptions of every shard, by name."""
 
     def __init__(self, shards: Sequence[LocalShard]) -> None:
         self._shards = shards

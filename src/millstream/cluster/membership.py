@@ -1,15 +1,16 @@
-"""Who is in the cluster and who should lead which shard: one key-value bucket at the broker.
+"""Membership of the cluster and leases of its shards, in one key-value bucket at the broker.
 
-    cluster        what was fixed when the cluster began: shards, replicas
-    lease.<shard>  who leads, with a generation that grows with each new leader
+    cluster        settings fixed when the cluster was created: shards, replicas
+    lease.<shard>  the node that leads, with a generation that grows with each new leader
     node.<id>      a node's heartbeat
-    member.<id>    what an operator decided about a node: draining, removed
+    member.<id>    an operator's decision about a node: draining, removed
 
-A lease lasts `lease_seconds` from *before* its holder wrote it, by the holder's own monotonic clock; others wait that
-long from when they *saw* it, by theirs. So nobody takes a lease that its holder still believes in, whatever the clocks
-say, and a process that was stopped finds its lease expired. Every change names the revision it replaces.
+A lease lasts `lease_seconds`. Its holder counts from *before* it wrote the lease, by its own monotonic clock; other
+nodes count from when they *saw* it, by theirs. So no node takes a lease while its holder still considers it valid,
+however the clocks are set, and a process that was suspended finds its lease expired. Every write names the revision
+that it replaces.
 
-Runs on the broker link's loop; `holds`, `view` and `candidates` are for the server's.
+Runs on the broker link's event loop; `holds`, `view` and `candidates` are used from the server's loop.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What all nodes of a cluster must agree on."""
+    """The settings that all nodes of a cluster must agree on."""
 
     name: str
     shards: int
     replicas: int
-    # Where the logs begin, by shard, if the cluster was restored; nothing for one that was begun anew.
+    # The first position of each shard's log if the cluster was restored; empty for a new cluster.
     origins: list[int] = []
-    # And the claims of the object store with which the restore has taken it over.
+    # The claims by which the restore took over the object store, for each shard.
     claims: list[StoreClaimed | None] = []
 
     def origin(self, shard: int) -> int:
@@ -84,7 +85,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Seen(NamedTuple):
-    """A value and since when, by our clock, it is this one."""
+    """A value, and the time on our clock at which it was first seen."""
 
     revision: int
     value: Any
@@ -97,13 +98,13 @@ class View(NamedTuple):
     leases: dict[int, Lease]
     nodes: dict[int, Heartbeat]
     members: dict[int, str]
-    # Nodes that belong to the cluster and have no heartbeat.
+    # Members of the cluster whose heartbeat has stopped.
     down: dict[int, Heartbeat]
 
     @property
     def active(self) -> list[int]:
-        """The nodes that are there, ready, and allowed to lead."""
-        return sorted(one for one, heartbeat in self.nodes.items() if heartbeat.ready and one not in self.members)
+        """The nodes that are up, ready, and allowed to lead."""
+        return sorted(node for node, heartbeat in self.nodes.items() if heartbeat.ready and node not in self.members)
 
     def led_by(self, node: int) -> list[int]:
         return [shard for shard, lease in self.leases.items() if lease.node == node and not lease.released]
@@ -129,9 +130,9 @@ class Membership:
         self._stream = f"KV_{self._bucket}"
         self._seen: dict[str, Seen] = {}
         self._held: dict[int, _Held] = {}
-        self._beaten_at = float("-inf")
+        self._heartbeat_sent_at = float("-inf")
         self._changed = asyncio.Event()
-        # Shards whose lease this node would take: the server fills it, the link's loop reads it.
+        # Shards whose lease this node would take. The server's loop fills it, the link's loop reads it.
         self.candidates: set[int] = set()
         self.view = View({}, {}, {}, {})
         self.on_change: Callable[[], None] = lambda: None
@@ -140,26 +141,26 @@ class Membership:
     # -- for the server's thread -------------------------------------------------------------------------------
 
     def holds(self, shard: int) -> bool:
-        """Whether this node's lease is good at this very moment."""
+        """Whether this node holds a valid lease right now."""
         held = self._held.get(shard)
         return held is not None and self._clock.monotonic() < held.deadline
 
     def is_kept(self, shard: int) -> bool:
-        """Whether nobody else is known to have taken the lease, though it may have run out."""
+        """Whether this node held the lease last and no other node is known to have taken it, even if it has expired."""
         return shard in self._held
 
     def generation(self, shard: int) -> int:
         held = self._held.get(shard)
         return held.lease.generation if held is not None else 0
 
-    # -- beginning ---------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------------------
 
     async def join(
         self, *, may_bootstrap: bool, waiting: Callable[[str], None], obstacle: ConfigurationError | None = None
     ) -> None:
-        """Wait for a cluster to be there, or begin one; then see to it that this node belongs to it.
+        """Wait until the cluster exists, or create it; then check that this node belongs to it.
 
-        An obstacle is why a new one may not be begun, though an existing one may be joined.
+        `obstacle` is why this node may not create a new cluster, although it may join an existing one.
         """
         while True:
             try:
@@ -177,15 +178,15 @@ class Membership:
                 waiting(error.message)
             await asyncio.sleep(POLL_SECONDS)
         await self._poll()
-        await self.link.subscribe(f"millstream.{self.settings.name}.hurry", self._hurry)
+        await self.link.subscribe(f"millstream.{self.settings.name}.hurry", self._on_change_announced)
         self._changed.set()
         steps = (
             ("renewing", self._renew, POLL_SECONDS / 2),
-            ("looking", self._look, 0.0),
-            ("heartbeat", self._beat, POLL_SECONDS / 2),
+            ("looking", self._wait_and_poll, 0.0),
+            ("heartbeat", self._send_heartbeat, POLL_SECONDS / 2),
         )
-        # A defect, or a value another version wrote, must not end any of them for long: leases that are in order would
-        # be lost, and a node that stops looking would follow a leader that is long gone.
+        # A defect, or a value that another version wrote, must not end any of these tasks for long: valid leases would
+        # be lost, and a node that stops polling would keep following a leader that is gone.
         start = partial(self.link.supervisor.start, is_vital=True, pause_seconds=RESTART_SECONDS)
         self._tasks = [start(f"membership {name}", partial(self._repeat, step, pause)) for name, step, pause in steps]
 
@@ -212,7 +213,7 @@ class Membership:
         self.settings = found
 
     async def _bootstrap(self) -> None:
-        """Make the buckets and logs, and only then say that the cluster exists."""
+        """Create the bucket and the logs, and only then write the key that says that the cluster exists."""
         replicas = self.settings.replicas
         await self.link.call(
             f"STREAM.CREATE.{self._stream}",
@@ -234,14 +235,14 @@ class Membership:
         await self._put("cluster", self.settings, 0)
         logger.info("began the cluster %s with %d shards", self.settings.name, self.settings.shards)
 
-    # -- what goes on ------------------------------------------------------------------------------------------
+    # -- background tasks --------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
         await end(*self._tasks)
         self._tasks = []
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Each in a task of its own: a lease must be renewed, or taken, while another answer is waited for."""
+        """Run a step repeatedly. Each step has its own task, so that renewals do not wait for another step's answer."""
         while True:
             try:
                 await step()
@@ -249,15 +250,15 @@ class Membership:
                 logger.debug("membership: %s", error)
             await asyncio.sleep(seconds)
 
-    async def _look(self) -> None:
-        """Soon, or at once where something has changed."""
+    async def _wait_and_poll(self) -> None:
+        """Poll after an interval, or at once when another node announces a change."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
         self._changed.clear()
         await self._poll()
         await self._take()
 
-    async def _hurry(self, message: Msg) -> None:
+    async def _on_change_announced(self, message: Msg) -> None:
         self._changed.set()
 
     async def _renew(self) -> None:
@@ -270,29 +271,30 @@ class Membership:
         held = self._held[shard]
         started = self._clock.monotonic()
         try:
-            # One that gets lost while the brokers change their leader must not cost the whole lease.
+            # A renewal that is lost while the brokers elect a leader must not cost the whole lease.
             seconds = 2 * self._lease_seconds / RENEWALS_PER_LEASE
             revision = await self._put(_lease_key(shard), held.lease, held.revision, seconds)
         except BrokerRefusal as refusal:
             if refusal.number in WRONG_LAST_SEQUENCE:
-                await self._find_out(shard, held)
+                await self._resolve_refused_renewal(shard, held)
             return
         except Unavailable:
-            return  # tried again at the next turn, until somebody else has it
+            return  # retried in the next round, until another node has the lease
         if self._held.get(shard) is held:
             self._held[shard] = _Held(revision, held.lease, self._deadline(started), started)
 
-    async def _find_out(self, shard: int, held: _Held) -> None:
-        """A renewal was refused: an earlier one of ours got through unnoticed, or the lease is somebody else's."""
+    async def _resolve_refused_renewal(self, shard: int, held: _Held) -> None:
+        """Handle a refused renewal: either an earlier renewal was stored without an answer, or another node has the
+        lease."""
         stored = await self.link.last(self._stream, self._subject(_lease_key(shard)))
         if stored is None or stored.sequence == held.revision:
-            return  # a replica that lags; the next turn tells
+            return  # this replica lags; the next round decides
         if msgspec.json.decode(stored.data, type=Lease) == held.lease:
             self._held[shard] = held._replace(revision=stored.sequence)
         else:
-            self._lose(shard)
+            self._drop_lease(shard)
 
-    def _lose(self, shard: int) -> None:
+    def _drop_lease(self, shard: int) -> None:
         if self._held.pop(shard, None) is not None:
             self.on_change()
 
@@ -300,15 +302,15 @@ class Membership:
         return started + self._lease_seconds * (1 - LEASE_MARGIN)
 
     async def _poll(self) -> None:
-        """Read everything; what has not changed keeps the time it was first seen."""
+        """Read all keys. A value that has not changed keeps the time at which it was first seen."""
         stored = await self.link.fetch_last(self._stream, self._subject(">"), ANSWER_SECONDS)
         now = self._clock.monotonic()
         before = self.view
-        for one in stored:
-            key = one.headers["Nats-Subject"].removeprefix(f"$KV.{self._bucket}.")
+        for message in stored:
+            key = message.headers["Nats-Subject"].removeprefix(f"$KV.{self._bucket}.")
             seen = self._seen.get(key)
-            if seen is None or one.sequence > seen.revision:
-                self._seen[key] = Seen(one.sequence, _decode(key, one.data), now)
+            if seen is None or message.sequence > seen.revision:
+                self._seen[key] = Seen(message.sequence, _decode(key, message.data), now)
         heartbeats = {int(key[5:]): seen for key, seen in self._of("node.") if seen.value is not None}
         members = {int(key[7:]): seen.value for key, seen in self._of("member.") if seen.value not in (None, "active")}
         nodes = {node: seen.value for node, seen in heartbeats.items() if now - seen.since < NODE_GONE_SECONDS}
@@ -325,7 +327,7 @@ class Membership:
         for shard, held in list(self._held.items()):
             lease = self.view.leases.get(shard)
             if lease is not None and lease.generation > held.lease.generation:
-                self._lose(shard)
+                self._drop_lease(shard)
         if (before.leases, before.members, before.active) != (self.view.leases, self.view.members, self.view.active):
             self.on_change()
 
@@ -341,13 +343,14 @@ class Membership:
 
     def _may_take(self, seen: Seen | None, now: float) -> bool:
         waited = now - seen.since if seen is not None else 0.0
-        fair = -(-self.settings.shards // max(1, len(self.view.active)))
-        patience = SUCCESSOR_SECONDS if len(self._held) >= fair else 0.0
+        fair_share = -(-self.settings.shards // max(1, len(self.view.active)))
+        patience = SUCCESSOR_SECONDS if len(self._held) >= fair_share else 0.0
         if seen is None:
-            return patience == 0.0 or now - self._beaten_at > patience
+            return patience == 0.0 or now - self._heartbeat_sent_at > patience
         lease: Lease = seen.value
         if self.heartbeat.node in (lease.successor, None if lease.released else lease.node):
-            # Meant for us, or ours from before a restart: whoever held it then is gone, the data directory is locked.
+            # Released to this node, or held by it before a restart: the data directory is locked, so no other process
+            # holds it.
             return True
         if lease.released:
             return waited >= max(patience, SUCCESSOR_SECONDS if lease.successor is not None else 0.0)
@@ -360,13 +363,13 @@ class Membership:
         try:
             revision = await self._put(_lease_key(shard), lease, seen.revision if seen is not None else 0)
         except BrokerRefusal:
-            return  # somebody else was faster
+            return  # another node was faster
         logger.info("took the lease of shard %d, generation %d", shard, generation)
         self._held[shard] = _Held(revision, lease, self._deadline(started), started)
         self.on_change()
 
     async def release(self, shard: int, successor: int | None = None) -> None:
-        """Give a lease back, at best to somebody."""
+        """Release a lease, if possible to a named successor."""
         held = self._held.pop(shard, None)
         self.candidates.discard(shard)
         if held is not None:
@@ -378,7 +381,7 @@ class Membership:
             self.on_change()
 
     async def _give_back(self, shard: int, held: _Held, successor: int | None) -> None:
-        """Mark a lease as released. A renewal may be under way, or have got through unnoticed: its revision counts."""
+        """Mark a lease as released. If a renewal was stored meanwhile, its revision is the one to replace."""
         lease = msgspec.structs.replace(held.lease, released=True, successor=successor)
         revision = held.revision
         deadline = self._clock.monotonic() + RELEASE_SECONDS
@@ -391,21 +394,21 @@ class Membership:
                     raise
             stored = await self.link.last(self._stream, self._subject(_lease_key(shard)))
             if stored is None or stored.sequence <= revision:
-                await asyncio.sleep(POLL_SECONDS / 4)  # the renewal is not stored yet, or a replica lags
+                await asyncio.sleep(POLL_SECONDS / 4)  # the renewal is not stored yet, or this replica lags
             elif msgspec.json.decode(stored.data, type=Lease) == held.lease:
                 revision = stored.sequence
             else:
-                return  # given back already, without an answer, or somebody else's by now
+                return  # already released, without an answer, or taken by another node
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         now = self._clock.monotonic()
-        if now - self._beaten_at >= NODE_SECONDS:
-            self._beaten_at = now  # before it is sent: what is announced meanwhile asks for another
+        if now - self._heartbeat_sent_at >= NODE_SECONDS:
+            self._heartbeat_sent_at = now  # before sending: an announcement made meanwhile asks for another heartbeat
             self.heartbeat = msgspec.structs.replace(self.heartbeat, beat=self.heartbeat.beat + 1)
             await self._put(f"node.{self.heartbeat.node}", self.heartbeat)
 
     async def set_member(self, node: int, state: str) -> None:
-        """What an operator decides: active, draining or removed."""
+        """Store an operator's decision: active, draining or removed."""
         if state != "active" and node not in self.view.nodes and f"node.{node}" not in self._seen:
             raise NotFound(f"node {node} is not known to the cluster", code="node_not_found")
         await self._put(f"member.{node}", state)
@@ -413,23 +416,23 @@ class Membership:
         await self._poll()
 
     async def broker_of(self, node: int) -> str:
-        """The broker of a node, even of one that is gone."""
+        """The broker name of a node, even of a node that is down."""
         seen = self._seen.get(f"node.{node}")
         return seen.value.broker if seen is not None and seen.value is not None else ""
 
     def announce(self, *, ready: bool) -> None:
         self.heartbeat = msgspec.structs.replace(self.heartbeat, ready=ready)
-        self._beaten_at = float("-inf")
+        self._heartbeat_sent_at = float("-inf")
 
     @property
     def streams(self) -> list[str]:
-        """Everything the cluster keeps at its brokers."""
+        """All streams that the cluster stores at its brokers."""
         logs = [log_names(self.settings.name, shard).stream for shard in range(self.settings.shards)]
         return [self.leases, *logs]
 
     @property
     def leases(self) -> str:
-        """The stream that leases and nodes' heartbeats are kept in."""
+        """The stream that stores leases and heartbeats."""
         return self._stream
 
     # -- the bucket --------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Where the logs of a restored cluster begin. `millstream restore` leaves it in the data directory of the node that
-begins the cluster again, as `restored.json`; from then on it is among what all nodes agree on (`Settings.origins`).
+"""The first positions of a restored cluster's logs.
 
-Positions go on where the object store's end: a log that began at one again would give them a second meaning.
+`millstream restore` writes them to `restored.json` in the data directory of the node that creates the cluster again;
+from then on they are part of the settings that all nodes agree on (`Settings.origins`). Positions continue where those
+in the object store end: a log that began at 1 again would use positions twice.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ NAME: Final = "restored.json"
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """For each shard, by its number, the first position that its new log takes."""
+    """The first position of each shard's new log, by shard number."""
 
     cluster: str
     positions: list[int]
-    # The restore's claims of the shards' parts of the object store; none for shards that were never flushed.
+    # The restore's claim on each shard's part of the object store; None for a shard that was never flushed.
     claims: list[StoreClaimed | None] = []
 
 

@@ -1,4 +1,4 @@
-"""The brokers' own replicas: which broker holds which log, and moving them off a broker that leaves."""
+"""The replicas that brokers hold: which broker holds which log, and moving replicas off a broker that leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP_DOWN_SECONDS: Final = 2.0
 
 
 class Peers:
-    """`system` is how to reach the broker as its operator, where the broker is our own."""
+    """`system` is how to reach the broker's system account; None if the broker is not our own."""
 
     def __init__(self, link: BrokerLink, streams: Sequence[str], system: BrokerSettings | None) -> None:
         self._link = link
@@ -26,10 +26,12 @@ class Peers:
         self._system = system
 
     async def step_down(self, broker: str, successors: Sequence[str], streams: Sequence[str] | None = None) -> None:
-        """Let other brokers lead what this one leads, before it goes: they agree at once, and would wait otherwise.
+        """Let other brokers lead the streams that this one leads, before it stops. Otherwise they would wait for a
+        timeout.
 
-        The first of the successors that has everything is asked to lead. One that came back a moment ago may say that
-        it has, and still not hear the call: then nobody leads until the others miss a leader, which takes seconds.
+        The first successor whose replica is current is asked to lead. A broker that has just restarted may report a
+        current replica and still miss the request; then there is no leader until the others notice, which takes
+        seconds.
         """
         await asyncio.gather(*(self._step_down(stream, broker, successors) for stream in streams or self._streams))
 
@@ -40,10 +42,10 @@ class Peers:
             info = await self._link.ask(self._link.info(stream, STEP_DOWN_SECONDS))
             if _leader(info) != broker or not _replicas(info):
                 return
-            current = {one["name"] for one in info["cluster"]["replicas"] if one.get("current")}
-            successor = next((one for one in successors if one in current), None)
-            wish = {"placement": {"preferred": successor}} if successor is not None else {}
-            await self._link.ask(self._link.call(f"STREAM.LEADER.STEPDOWN.{stream}", wish, STEP_DOWN_SECONDS))
+            current = {replica["name"] for replica in info["cluster"]["replicas"] if replica.get("current")}
+            successor = next((name for name in successors if name in current), None)
+            placement = {"placement": {"preferred": successor}} if successor is not None else {}
+            await self._link.ask(self._link.call(f"STREAM.LEADER.STEPDOWN.{stream}", placement, STEP_DOWN_SECONDS))
             while _leader(info) in ("", broker) and loop.time() < deadline:
                 await asyncio.sleep(0.02)
                 info = await self._link.ask(self._link.info(stream, STEP_DOWN_SECONDS))
@@ -51,7 +53,7 @@ class Peers:
             logger.info("%s goes without a broker that leads for a while: %s", stream, error)
 
     async def move_away(self, broker: str) -> None:
-        """Give every replica that a broker holds to another one, wait until that has it all, and forget the broker."""
+        """Move every replica off a broker, wait until the new replicas are complete, and remove the broker."""
         for stream in self._streams:
             info = await self._link.ask(self._link.info(stream))
             if broker in (_leader(info), *_replicas(info)):
@@ -76,14 +78,14 @@ class Peers:
                 info = await self._link.ask(self._link.info(stream))
             except MillstreamError:
                 continue
-            current = [one for one in info.get("cluster", {}).get("replicas", []) if one.get("current")]
+            current = [replica for replica in info.get("cluster", {}).get("replicas", []) if replica.get("current")]
             if broker not in (_leader(info), *_replicas(info)) and len(current) >= followers and _leader(info):
                 return
         raise Conflict(f"the replicas of {stream} were not whole again within {MOVE_SECONDS:.0f} s", code="timed_out")
 
     @staticmethod
     async def _forget(system: BrokerSettings, broker: str) -> None:
-        """The brokers' own group forgets a member; only their operator may ask that."""
+        """Remove a broker from the brokers' own group. Only the system account may do that."""
         link = BrokerLink(system, "millstream-operator")
         try:
             await link.ask(link.connect())
@@ -99,4 +101,4 @@ def _leader(info: dict[str, Any]) -> str:
 
 
 def _replicas(info: dict[str, Any]) -> list[str]:
-    return [str(one.get("name")) for one in info.get("cluster", {}).get("replicas", []) or []]
+    return [str(replica.get("name")) for replica in info.get("cluster", {}).get("replicas", []) or []]

@@ -1,4 +1,4 @@
-"""Which shard a bucket belongs to. Part of the stored format: it can never change for a cluster that exists."""
+"""Which shard a bucket belongs to. Part of the stored format: it must never change for an existing cluster."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import zlib
 
 
 def shard_of(bucket: str, shards: int) -> int:
-    """All of a bucket's streams live in one shard, so its listing, its feed and forks within it need no other."""
+    """All streams of a bucket are in one shard, so its listing, its feed and forks within it need no other shard."""
     return zlib.crc32(bucket.encode()) % shards

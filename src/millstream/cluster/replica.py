@@ -1,12 +1,12 @@
-"""One shard at one node: following its log, leading it, and the way from one to the other.
+"""One shard on one node: following its log, leading it, and the transitions between the two.
 
     following ── lease taken, caught up ──▶ starting ── fence in the log ──▶ leading
         ▲                                       │                              │
         └───────────── refused by the log ──────┴── lease lost, or handed over ┘
 
-A follower applies what is committed, as it is committed. A leader has caught up with the end of the log and put a
-record of its own there; its predecessor's appends are refused from that moment, whatever it believes. What a leader
-answers as fresh rests on its lease, checked at each answer; what it writes rests on the fence alone.
+A follower applies batches as they are committed. A leader has caught up with the end of the log and stored a record of
+its own there, its fence; from then on the log refuses its predecessor's appends, whatever the predecessor's state. A
+leader's fresh reads rest on its lease, which is checked for each answer; its writes rest on the fence alone.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _TOUCHES: Final = msgspec.msgpack.Decoder(dict[int, int])
 
 
 class Outdated(MillstreamError):
-    """This node's state is older than the log's beginning: it must be restored from the object store."""
+    """The log no longer holds what this node needs next: its state must be restored from the object store."""
 
     code = "outdated"
 
 
-class Duties(Protocol):
-    """What a node does for a shard only while it leads."""
+class LeaderTasks(Protocol):
+    """Background work that a node does for a shard only while it leads it."""
 
     def resume(self) -> None: ...
 
@@ -70,7 +70,7 @@ class Replica:
         link: BrokerLink,
         membership: Membership,
         clock: Clock,
-        duties: Duties,
+        leader_tasks: LeaderTasks,
         on_outdated: Callable[[], None],
     ) -> None:
         self.number = shard.number
@@ -80,14 +80,14 @@ class Replica:
         self._tail = LogTail(link, log)
         self._membership = membership
         self._clock = clock
-        self._duties = duties
+        self._leader_tasks = leader_tasks
         self.role = "following"
         self.is_caught_up = False
-        # Set when the node is about to stop: it leads nothing any more.
+        # Set when the node is about to stop: it must not lead again.
         self.is_retired = False
         self._fresh_at = float("-inf")
         self.known_sequence = self.known_position = 0
-        # The last claim of the object store in the log when this node had caught up with it.
+        # The last claim of the object store in the log at the moment when this node had caught up.
         self._claim_found: StoreClaimed | None = None
         self._leave = asyncio.Event()
         self._successor: int | None = None
@@ -100,35 +100,35 @@ class Replica:
         shard.committer.on_failure = self._leave.set
         shard.committer.refuse(NotLeader("this node has not caught up yet"))
 
-    # -- what others ask ---------------------------------------------------------------------------------------
+    # -- state for other components ----------------------------------------------------------------------------
 
     @property
     def is_leading(self) -> bool:
-        """Whether this node may accept writes and answer as the leader, at this very moment."""
+        """Whether this node may accept writes and answer as the leader right now."""
         return self.role == "leading" and self._membership.holds(self.number)
 
     @property
     def may_append(self) -> bool:
-        """Whether this node may put something into the log, though its lease may have run out: while the brokers have
-        nobody to renew it at, nobody can take it either, and the log refuses whoever another's fence has overtaken."""
+        """Whether this node may append, although its lease may have expired. While the brokers are unavailable no node
+        can renew or take the lease, and after a new leader's fence the log refuses this node's appends."""
         return self.role == "leading" and self._membership.is_kept(self.number)
 
     def is_current(self) -> bool:
-        """Whether this node had everything committed a moment ago, and knows it."""
+        """Whether this node is known to have had everything that was committed a moment ago."""
         if self.role == "leading":
             return self._membership.holds(self.number)
         return self._clock.monotonic() - self._fresh_at < FRESH_SECONDS
 
     @property
     def last_known_position(self) -> int:
-        """The last position of the log this node has heard of."""
+        """The last position of the log that this node knows of."""
         return max(self.applied_position, self.known_position)
 
     @property
     def applied_position(self) -> int:
         return self.shard.committer.applied_position - 1
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         await self._link.ask(self._subscribe())
@@ -138,10 +138,10 @@ class Replica:
         self._tasks = [start("replica", self._run_forever), start("freshness", self._verify_forever)]
 
     async def abandon(self, timeout_seconds: float | None = None) -> None:
-        """Follow no more and close the shard, whatever state it is in."""
+        """Stop following and close the shard, whatever its state."""
         await end(*self._tasks)
         self._tasks = []
-        with contextlib.suppress(Unavailable):  # a link that takes nothing any more ends with the node
+        with contextlib.suppress(Unavailable):  # a link that is closed has no subscriptions
             await self._link.ask(self._unsubscribe(), UNSUBSCRIBE_SECONDS)
         await self.shard.stop(timeout_seconds)
 
@@ -150,7 +150,7 @@ class Replica:
     ) -> None:
         """Give the lease away and wait until this node has stopped leading.
 
-        `before_release` runs while nobody writes: what was accepted is stored, and the successor has not begun.
+        `before_release` runs while no node writes: all accepted records are stored, and the successor has not begun.
         """
         if self.role == "following":
             return
@@ -161,8 +161,8 @@ class Replica:
         while self.role in ("leading", "starting", "leaving") and self._clock.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
-    def nudge(self) -> None:
-        """The membership has changed: look whether that changes anything here."""
+    def membership_changed(self) -> None:
+        """React to a change of membership: stop leading if the lease is lost, wake the follower if it is ours."""
         if self.role == "leading" and not self._membership.is_kept(self.number):
             self._leave.set()
         elif self.role == "following" and self._membership.is_kept(self.number):
@@ -179,7 +179,7 @@ class Replica:
                 self._on_outdated()
                 return
             except Unapplicable as error:
-                # Restoring would only lead here again: this node neither leads nor follows until somebody decides.
+                # Restoring would lead to the same error, so this node neither leads nor follows until an operator acts.
                 logger.critical("shard %d stops here: %s; %s", self.number, error.message, error.hint)
                 self._membership.candidates.discard(self.number)
                 self.shard.committer.refuse(OutcomeUnknown(error.message, code="apply_failed", hint=error.hint))
@@ -191,19 +191,19 @@ class Replica:
                 logger.info("shard %d: %s", self.number, error)
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:
-                # State and log may disagree by now: this node must not lead, nor pretend to follow.
+                # State and log may differ now: this node must neither lead nor follow.
                 logger.critical("shard %d failed; it is restored from the object store", self.number, exc_info=True)
                 self._on_outdated()
                 return
 
     async def _follow(self) -> None:
-        """Apply what is committed until the lease is ours and nothing is missing."""
+        """Apply committed batches until this node has the lease and has caught up."""
         self.role = "following"
         self.shard.follow(NotLeader("another node leads this shard"))
         _, end = await self._link.ask(self.log.bounds())
         while not self._membership.is_kept(self.number):
             if self.shard.budget.used > self.shard.hot_bytes_max and self.shard.machine.sealed:
-                # Memory is full of what a flush has made cold: it comes free when the catalog has followed.
+                # Memory is full of messages that a flush has made cold. It is freed when the catalog has caught up.
                 self._membership.candidates.discard(self.number)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
@@ -212,7 +212,7 @@ class Replica:
                 self.is_caught_up = True
                 self._claim_found = self.shard.machine.store_claim
                 logger.info("shard %d: caught up at position %d", self.number, self.applied_position)
-            if self.is_caught_up and self._is_wanted():
+            if self.is_caught_up and self._may_lead():
                 self._membership.candidates.add(self.number)
             else:
                 self._membership.candidates.discard(self.number)
@@ -221,23 +221,23 @@ class Replica:
         while self.log.sequence < last:
             await self._advance()
 
-    def _is_wanted(self) -> bool:
+    def _may_lead(self) -> bool:
         return not self.is_retired and self._membership.heartbeat.node not in self._membership.view.members
 
     async def _advance(self) -> int:
         if self.shard.catalog_follower.is_behind:
             raise Outdated("the manifests have gone on without this node")
         found = await self._link.ask(self._tail.next(self.log.sequence))
-        for count, one in enumerate(found, 1):
-            if self.log.chain.accepts(one):
-                self.shard.apply_committed(one.batch)
-            self.log.sequence = one.sequence
+        for count, stored in enumerate(found, 1):
+            if self.log.chain.accepts(stored):
+                self.shard.apply_committed(stored.batch)
+            self.log.sequence = stored.sequence
             if count % APPLY_SLICE == 0:
                 await asyncio.sleep(0)
         return len(found)
 
     async def _lead(self) -> None:
-        """Fence the log, serve until the lease is lost or given away, and end what was begun."""
+        """Fence the log, serve until the lease is lost or handed over, then stop the leader's work in order."""
         await self._link.ask(self._tail.stop())
         self._leave.clear()
         self._successor = self._before_release = None
@@ -248,7 +248,7 @@ class Replica:
         try:
             await self.shard.lead(fence, claims_later=self._is_store_known)
         except NotLeader:
-            return  # somebody wrote meanwhile: there is more to catch up with
+            return  # another node wrote meanwhile: catch up first
         except StoreRefused:
             self.shard.committer.refuse(NotLeader("the object store is not this cluster's; nothing was written"))
             await self.shard.committer.drain()
@@ -256,12 +256,12 @@ class Replica:
             raise
         self.role = "leading"
         logger.info("leading shard %d, generation %d", self.number, generation)
-        self._duties.resume()
+        self._leader_tasks.resume()
         try:
             await self._leave.wait()
         finally:
             self.role = "leaving"
-            self._duties.pause()
+            self._leader_tasks.pause()
         failure = self.shard.committer.failure
         self.shard.committer.refuse(NotLeader("another node leads this shard from now on; nothing was written"))
         await self.shard.committer.drain()
@@ -271,13 +271,13 @@ class Replica:
             await self._before_release()
         await self._link.ask(self._membership.release(self.number, self._successor))
         if isinstance(failure, OutcomeUnknown):
-            raise Unapplicable(failure.message, hint=failure.hint)  # what this node knows is not what the log says
+            raise Unapplicable(failure.message, hint=failure.hint)  # this node's state differs from the log
 
     @property
     def _is_store_known(self) -> bool:
-        """Whether a leader has found the object store to be this cluster's while this node followed it.
+        """Whether a leader has claimed the object store for this cluster while this node followed.
 
-        Then a change of leader need not keep writers waiting for the store, which may be slow, or down.
+        If so, a change of leader need not make writers wait for the store, which may be slow or down.
         """
         return self.shard.ownership.refusal is None and self.shard.machine.store_claim != self._claim_found
 
@@ -288,7 +288,7 @@ class Replica:
 
     async def _subscribe(self) -> None:
         self._subscriptions = [
-            await self._link.subscribe(self._topic("end"), self._tell_end),
+            await self._link.subscribe(self._topic("end"), self._answer_end),
             await self._link.subscribe(self._topic("touched"), self._touched_elsewhere),
         ]
 
@@ -298,33 +298,34 @@ class Replica:
             await subscription.unsubscribe()
         self._subscriptions = []
 
-    async def _tell_end(self, message: Msg) -> None:
-        """Where the log ends, from the one who knows: the leader, while its lease is good. On the link's loop."""
+    async def _answer_end(self, message: Msg) -> None:
+        """Answer a follower's question where the log ends. Only the leader answers, while its lease is valid. On the
+        link's loop."""
         if self.role == "leading" and self.log.is_writing and self._membership.holds(self.number):
             await message.respond(b"%d %d" % (self.log.sequence, self.applied_position))
 
-    async def _ask_end(self, seconds: float = FRESHNESS_POLL_SECONDS * 2) -> tuple[int, int]:
+    async def _request_end(self, seconds: float = FRESHNESS_POLL_SECONDS * 2) -> tuple[int, int]:
         answer = await self._link.ask(self._link.request(self._topic("end"), seconds=seconds))
         end, position = map(int, answer.data.split(b" "))
         return end, position
 
     async def is_led(self) -> bool:
-        """Whether a node answers as the leader: one that has the lease may still be catching up."""
+        """Whether a node answers as the leader. The holder of the lease may still be catching up."""
         try:
-            await self._ask_end(RETRY_SECONDS)
+            await self._request_end(RETRY_SECONDS)
         except (Unavailable, ValueError):
             return False
         return True
 
     async def _verify_forever(self) -> None:
-        """Ask the leader now and then where the log ends; who has that was current when the question was sent."""
+        """Ask the leader repeatedly where the log ends. A node that has reached that end was current when it asked."""
         while True:
             await asyncio.sleep(FRESHNESS_POLL_SECONDS)
             if self.role == "leading":
                 continue
             asked_at = self._clock.monotonic()
             try:
-                end, self.known_position = await self._ask_end()
+                end, self.known_position = await self._request_end()
             except (Unavailable, ValueError):
                 continue
             self.known_sequence = end
@@ -335,8 +336,8 @@ class Replica:
                 self._fresh_at = asked_at
 
     def _forward_touches(self, touched: dict[int, int]) -> None:
-        for some in batched(list(touched.items()), TOUCHES_PER_RECORD):
-            self._link.submit(self._link.publish(self._topic("touched"), msgspec.msgpack.encode(dict(some))))
+        for touches in batched(list(touched.items()), TOUCHES_PER_RECORD):
+            self._link.submit(self._link.publish(self._topic("touched"), msgspec.msgpack.encode(dict(touches))))
 
     async def _touched_elsewhere(self, message: Msg) -> None:
         if self.role == "leading":

@@ -1,8 +1,8 @@
-"""The connection to a NATS broker, on a thread and an event loop of its own.
+"""The connection to a NATS broker, on its own thread and event loop.
 
-Whoever uses it may live on any thread: coroutines run on the link's loop, and callers wait for them or await them.
-So a busy server does not keep the link from answering pings or renewing leases, and a log can be read without a loop.
-Knows requests, replies and JetStream's API; must not know what is stored there.
+It can be used from any thread: coroutines run on the link's loop, and callers block on or await their results. So a
+busy server does not delay the link's pings and lease renewals, and a log can be read without a running loop. Knows
+requests, replies and JetStream's API; must not know what is stored there.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FETCH_MESSAGES: Final = 256
 
 NOT_AVAILABLE: Final = 10008
 STREAM_NOT_FOUND: Final = 10059
-# More than the stream, or the broker, allows in one message.
+# JetStream's error code for a message larger than the stream, or the broker, allows.
 TOO_LARGE: Final = 10054
-# The second where what came before it is still being stored.
+# The second code is returned while an earlier message is still being stored.
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
 
 class BrokerSettings(NamedTuple):
-    """Where the broker is and how to speak to it."""
+    """The broker's address and credentials."""
 
     urls: list[str]
     user: str
@@ -59,7 +59,7 @@ class BrokerSettings(NamedTuple):
 
 
 class BrokerRefusal(MillstreamError):
-    """The broker answered, with an error; `number` is JetStream's own."""
+    """The broker answered with an error; `number` is JetStream's error code."""
 
     code = "broker_refused"
 
@@ -69,7 +69,7 @@ class BrokerRefusal(MillstreamError):
 
 
 class Stored(NamedTuple):
-    """A message as a JetStream stream holds it."""
+    """A message stored in a JetStream stream."""
 
     sequence: int
     headers: dict[str, str]
@@ -97,13 +97,13 @@ class BrokerLink:
     # -- from other threads ----------------------------------------------------------------------------------
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._is_closed:  # nothing would ever run it, and whoever waits for it would wait for ever
+        if self._is_closed:  # the loop no longer runs, so the caller would wait for ever
             work.close()
             raise _closed()
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Run a coroutine on the link's loop and wait for it here, at most so long, and until the link is closed."""
+        """Run a coroutine on the link's loop and block until it is done, the time is up, or the link is closed."""
         future = self.submit(work)
         try:
             return future.result(seconds)
@@ -114,7 +114,7 @@ class BrokerLink:
             raise _closed() from None
 
     def ask(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> Awaitable[T]:
-        """The same for callers that have a loop themselves."""
+        """Run a coroutine on the link's loop and await its result on the caller's loop."""
         return asyncio.wrap_future(self.submit(work if seconds is None else self._within(work, seconds)))
 
     @staticmethod
@@ -125,7 +125,7 @@ class BrokerLink:
             raise _unreachable(error) from None
 
     def close(self) -> None:
-        """Let go of the broker. Whoever still waits for an answer hears that there will be none."""
+        """Disconnect from the broker. Calls that still wait for an answer fail."""
         if not self._is_closed:
             self._is_closed = True
             with contextlib.suppress(Exception):
@@ -134,8 +134,8 @@ class BrokerLink:
             self._thread.join(CONNECT_SECONDS)
 
     async def _close(self) -> None:
-        # A client that was never connected fails to close, and one whose broker hangs does not end: those who wait for
-        # an answer must hear that there is none all the same.
+        # Closing a client that was never connected fails, and closing one whose broker hangs does not end. Callers that
+        # wait for an answer must get an error in both cases.
         try:
             await asyncio.wait_for(self.client.close(), CLOSE_SECONDS)
         except Exception as error:
@@ -145,9 +145,9 @@ class BrokerLink:
     # -- on the link's loop ----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect once; from then on the link comes back by itself whenever the broker does.
+        """Connect once; from then on the link reconnects by itself whenever the broker is back.
 
-        A broker that cannot be reached is waited for; one that turns us away is an error.
+        Waits for a broker that cannot be reached; a broker that refuses the connection is an error.
         """
         self._turned_away = self.loop.create_future()
         connecting = self.loop.create_task(self._connect())
@@ -159,8 +159,8 @@ class BrokerLink:
                 )
                 if not done:
                     logger.info("waiting for the broker at %s: %s", ", ".join(self._settings.urls), self._last_error)
-            for one in done:
-                one.result()
+            for task in done:
+                task.result()
         finally:
             self._turned_away = None
             await end(connecting)
@@ -175,7 +175,7 @@ class BrokerLink:
                 password=settings.password or None,
                 tls=settings.tls,
                 connect_timeout=int(CONNECT_SECONDS),
-                reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # a float is slept as well
+                reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # a float works as well
                 max_reconnect_attempts=-1,
                 ping_interval=2,
                 max_outstanding_pings=3,
@@ -240,8 +240,8 @@ class BrokerLink:
         return _checked(operation, message.data)
 
     async def info(self, stream: str, seconds: float = REQUEST_SECONDS) -> dict[str, Any]:
-        """What JetStream knows of a stream. Nobody answers while its replicas have no leader, so the question is put
-        again and again: whoever is elected is asked at once, and a slow answer to an earlier one still counts."""
+        """JetStream's description of a stream. No broker answers while the stream has no leader, so the request is
+        repeated: a newly elected leader gets it at once, and a late answer to an earlier request still counts."""
         deadline = self.loop.time() + seconds
         inbox = self.client.new_inbox()
         try:
@@ -261,7 +261,7 @@ class BrokerLink:
             raise _unreachable(error) from None
 
     async def _first_answer(self, stream: str, subscription: Any, seconds: float) -> dict[str, Any] | None:
-        """An answer that says something, within a time; None if there is none."""
+        """The first answer with content within a time; None if there is none."""
         until = self.loop.time() + seconds
         while (left := until - self.loop.time()) > 0:
             try:
@@ -277,28 +277,28 @@ class BrokerLink:
         return None
 
     async def store(self, subject: str, data: bytes, headers: dict[str, str], seconds: float = REQUEST_SECONDS) -> int:
-        """Publish into a stream and wait until it has it; returns the sequence it got."""
+        """Publish into a stream and wait until the message is stored; returns its sequence."""
         message = await self.request(subject, data, headers, seconds)
         return int(_checked(subject, message.data)["seq"])
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        """The last message of a subject, as some replica has it."""
+        """The last message of a subject, from any replica."""
         found = await self._ask_replicas(f"{stream}.{subject}", b"", REQUEST_SECONDS, is_many=False)
         return found[0] if found else None
 
     async def fetch(self, stream: str, sequence: int, *, messages: int = FETCH_MESSAGES) -> list[Stored]:
-        """Stored messages from a sequence on, as some replica has them; none if it has none."""
+        """Stored messages from a sequence on, from any replica; empty if it has none."""
         if messages == 1:
             return await self._fetch_one(stream, sequence)
         body = {"seq": sequence, "batch": messages, "max_bytes": FETCH_BYTES, "next_by_subj": ">"}
         found = await self._ask_replicas(stream, msgspec.json.encode(body), REQUEST_SECONDS)
         for index, stored in enumerate(found):
             if stored.sequence != found[0].sequence + index:
-                return found[:index]  # one got lost on the way: the next fetch brings it
+                return found[:index]  # a message was lost on the way; the next fetch brings it
         return found or await self._fetch_one(stream, sequence)
 
     async def fetch_last(self, stream: str, subject: str, seconds: float = REQUEST_SECONDS) -> list[Stored]:
-        """The last message of every subject that matches."""
+        """The last message of every subject that matches a pattern."""
         return await self._ask_replicas(stream, msgspec.json.encode({"multi_last": [subject]}), seconds)
 
     async def _fetch_one(self, stream: str, sequence: int) -> list[Stored]:
@@ -306,8 +306,8 @@ class BrokerLink:
         return await self._ask_replicas(stream, body, REQUEST_SECONDS, is_many=False)
 
     async def _ask_replicas(self, what: str, body: bytes, seconds: float, *, is_many: bool = True) -> list[Stored]:
-        """What some replica has. The one that the broker chose may be cut off, and then nobody answers: another one is
-        asked, with more patience each time."""
+        """Read from a replica. The replica that the broker chooses may be partitioned and never answer; then another
+        one is asked, with a longer timeout each time."""
         deadline = self.loop.time() + seconds
         patience = ASK_AGAIN_SECONDS
         while (left := deadline - self.loop.time()) > 0:
@@ -320,7 +320,7 @@ class BrokerLink:
     async def _ask_replica(
         self, what: str, body: bytes, patience: float, seconds: float, is_many: bool
     ) -> list[Stored] | None:
-        """Ask once, and wait so long for the answer to begin; None if it does not."""
+        """Ask once; None if the answer does not begin within `patience` seconds."""
         inbox = self.client.new_inbox()
         found: list[Stored] = []
         try:
@@ -356,7 +356,7 @@ def _checked(operation: str, data: bytes) -> dict[str, Any]:
 
 
 def _stored(message: Msg) -> Stored | None:
-    """A direct get's answer; None where it is only a status."""
+    """The message in the answer to a direct get; None if the answer is only a status."""
     headers = message.headers or {}
     if "Status" in headers or "Nats-Sequence" not in headers:
         return None

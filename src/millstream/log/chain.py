@@ -1,7 +1,7 @@
-"""What the replicated log holds, and which of it counts. Knows no broker's connection, only what one has stored.
+"""The batches of the replicated log, and which of them count. Knows no connection, only stored messages.
 
-A message's header `Millstream-Batch` holds `first next writer fence`, the last being the sequence of its writer's
-fence; its data is the batch's payload.
+The header `Millstream-Batch` of a message holds `first next writer fence`; the last is the sequence of its writer's
+fence. The message's data is the batch's payload.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ class StoredBatch(NamedTuple):
 
 
 class Chain:
-    """Which stored batches count. Fed with every batch in order; the same on every node."""
+    """Decides which stored batches count. It is fed every batch in order, and every node decides alike."""
 
     def __init__(self, start: int = 1, before: Sequence[StoredBatch] = ()) -> None:
-        """Reading starts at a position; `before` are batches from around there, which tell whose fence holds."""
+        """Reading starts at a position; `before` are batches from around there, which determine the fence in force."""
         self._start = start
-        self.fence = max((one.fence for one in before), default=0)
+        self.fence = max((stored.fence for stored in before), default=0)
         self.position: int | None = None
 
-    def begin_behind(self, around: Sequence[StoredBatch]) -> int | None:
-        """Start right behind the batch that ends where reading starts; returns its sequence, None if it is not there.
+    def begin_after(self, around: Sequence[StoredBatch]) -> int | None:
+        """Start right after the batch that ends where reading starts; returns its sequence, None if it is not stored.
 
-        Among several it is the last of the fence in force: copies that do not count come before the one that does.
+        If there are several copies, it is the last one of the fence in force: the others come before it.
         """
         found, fence = None, 0
-        for one in around:
-            fence = max(fence, one.fence)
-            if one.batch.next == self._start and one.fence == fence:
-                found, self.fence, self.position = one.sequence, fence, self._start
+        for stored in around:
+            fence = max(fence, stored.fence)
+            if stored.batch.next == self._start and stored.fence == fence:
+                found, self.fence, self.position = stored.sequence, fence, self._start
         return found
 
-    def accepts(self, one: StoredBatch) -> bool:
-        if one.is_fence:
-            self.fence = max(self.fence, one.fence)
-        if one.fence != self.fence:
+    def accepts(self, stored: StoredBatch) -> bool:
+        if stored.is_fence:
+            self.fence = max(self.fence, stored.fence)
+        if stored.fence != self.fence:
             return False
         if self.position is None:
-            if not one.batch.first <= self._start < one.batch.next:
+            if not stored.batch.first <= self._start < stored.batch.next:
                 return False
-        elif one.batch.first != self.position:
+        elif stored.batch.first != self.position:
             return False
-        self.position = one.batch.next
+        self.position = stored.batch.next
         return True
 
 

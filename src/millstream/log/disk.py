@@ -1,4 +1,4 @@
-"""The few operations the file log asks of a disk, in one place so that tests can make them fail."""
+"""The disk operations of the file log, in one place so that tests can make them fail."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The file log: CRC-framed batches in segment files, one `fdatasync` per batch.
 
-A thread of its own writes and syncs, so the caller gathers the next batch meanwhile; a caller with nothing to gather
-is spared the two changes of thread while the disk is quick. Owns `<dir>/*.log`, named by
-the first position they hold. Invariant: a frame is written only when everything before it is durable, and `done`
-is called with None only after `fdatasync` returned.
+Its own thread writes and syncs, so the caller gathers the next batch meanwhile. If the caller has nothing to gather and
+the disk is fast, the caller's thread writes instead, which saves two thread switches. Owns `<dir>/*.log`, named by the
+first position they hold. Invariant: a frame is written only when everything before it is durable, and `done` is called
+with None only after `fdatasync` returned.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from millstream.log.interface import BATCH_BYTES_MAX, Done, LogBatch
 from millstream.measures import SYNC_SECONDS, Histogram
 
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
-# A frame has 32 bits for its length; reading one takes its size in memory twice.
+# A frame has 32 bits for its length; reading one takes twice its size in memory.
 RECORD_BYTES_MAX: Final = 1 << 30
 CLOSE_SECONDS: Final = 5.0
 BLOCK_SECONDS_DEFAULT: Final = 0.001
-# One slow sync in this many quick ones still counts as a slow disk.
+# One slow sync among this many fast ones still counts as a slow disk.
 SYNC_MEMORY: Final = 16
 
 
 def stored_batches(directory: Path) -> Iterator[LogBatch]:
-    """What a log holds, for those who only look: nothing is cut or repaired."""
+    """The batches of a log, read only: nothing is truncated or repaired."""
     for path in sorted(directory.glob("*.log")):
         data = memoryview(path.read_bytes())
         header = decode_segment_header(data)
@@ -75,7 +75,7 @@ class FileLog:
         self._shard = shard
         self._segment_bytes = segment_bytes
         self._block_seconds_max = block_seconds_max
-        self._sync_average = block_seconds_max  # what a sync takes, lately; the first ones show
+        self._sync_average = block_seconds_max  # moving average of a sync's time; starts pessimistic
         self._disk = disk or Disk()
         self._sync_seconds = sync_seconds or Histogram(SYNC_SECONDS)
         self.notices: list[str] = []
@@ -107,7 +107,7 @@ class FileLog:
             header = decode_segment_header(data)
             if header is None:
                 if is_last and (len(data) <= SEGMENT_HEADER_BYTES or not _holds_data(data)):
-                    # Crashed while starting this segment: nothing can be in it.
+                    # The process crashed while it created this segment, so the segment holds nothing.
                     path.unlink()
                     self._disk.sync_directory(self._directory)
                     return
@@ -120,7 +120,7 @@ class FileLog:
                     raise self._damage(path, at, f"positions jump from {expected} to {batch.first}")
                 yield batch
                 at, expected = end, batch.next
-            self._settle_end(path, data, at, header, is_last)
+            self._check_end(path, data, at, header, is_last)
 
     def _check_header(self, path: Path, header: SegmentHeader, expected: int | None) -> None:
         if header.version != VERSION:
@@ -130,8 +130,8 @@ class FileLog:
         if expected is not None and header.first != expected:
             raise self._damage(path, 0, f"it starts at position {header.first}, the one before it ended at {expected}")
 
-    def _settle_end(self, path: Path, data: memoryview, at: int, header: SegmentHeader, is_last: bool) -> None:
-        """What follows the last valid frame: zeros, a torn frame, or the signs of damage."""
+    def _check_end(self, path: Path, data: memoryview, at: int, header: SegmentHeader, is_last: bool) -> None:
+        """Check what follows the last valid frame: zeros, a torn frame, or damage."""
         rest = data[at:]
         if _holds_data(rest):
             later = find_frame(data, at + 1, header.salt)
@@ -204,7 +204,7 @@ class FileLog:
         return None
 
     def _undo_write(self, error: OSError) -> MillstreamError:
-        """A write that failed leaves nothing behind, so the log can go on when there is room again."""
+        """Remove what a failed write left behind, so that the log can continue when there is space again."""
         reason = error.strerror or str(error)
         try:
             self._disk.truncate(self._open_file.number, self._end)
@@ -243,7 +243,7 @@ class FileLog:
         assert self._file is not None
         return self._file
 
-    # -- letting go ------------------------------------------------------------------------------------------
+    # -- trimming and closing ---------------------------------------------------------------------------------
 
     def trim(self, position: int) -> None:
         segments = self.segments()
@@ -258,7 +258,7 @@ class FileLog:
             self._jobs.put(None)
             self._thread.join(CLOSE_SECONDS)
             if self._thread.is_alive():
-                return  # a disk that does not answer keeps the file; nobody waits for it, and it ends with the process
+                return  # a disk that does not answer keeps the file open; the process's end closes it
             self._thread = None
         if self._file is not None:
             self._file.close()

@@ -19,9 +19,9 @@ Then frames, each one batch, then zeros (the file is allocated ahead):
     24  4  CRC-32 of bytes 4–23 and the payload, seeded with the segment's salt
     28     payload
 
-A batch is written only after the one before it is durable. So a frame that does not check with nothing valid after
-it was torn by a crash and never acknowledged, while one with a valid frame after it is damage. The salt keeps bytes
-that a client stored from being taken for a frame, or for the start of one.
+A batch is written only after the one before it is durable. So an invalid frame with no valid frame after it was torn by
+a crash and never acknowledged; an invalid frame with a valid one after it is damage. The salt prevents that bytes
+stored by a client are taken for a frame or its start.
 """
 
 from __future__ import annotations

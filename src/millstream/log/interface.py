@@ -1,4 +1,4 @@
-"""The contract every log keeps."""
+"""The contract of every log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BATCH_BYTES_MAX: Final = 8 << 20
 
 
 class LogBatch(NamedTuple):
-    """What is made durable as one unit: positions `first` up to but not including `next`."""
+    """The unit of durability: the records at positions `first` up to but not including `next`."""
 
     first: int
     next: int
@@ -24,15 +24,15 @@ Done = Callable[[MillstreamError | None], None]
 class Log(Protocol):
     """An append-only sequence of batches.
 
-    `read` runs once, before the first append, and yields every durable batch from the oldest kept; whatever it
-    found torn at the end is cut and reported in `notices`. `append` calls `done` on the caller's loop, later, in the
-    order of the appends, with None once the batch is durable, or with an error. It does not block, unless the caller
-    says by `may_block` that it has nothing else to do and the storage has been quick lately; then `done` may have been
-    called when `append` returns. After `Unavailable` nothing of the batch is in the log and later appends may succeed;
-    after `OutcomeUnknown` the log accepts nothing more, and after `NotLeader` nothing until it is started again. `trim`
-    forgets batches that end at or before a position; calling it twice is harmless. A batch should hold no more than
-    `batch_bytes_max`, unless a single record does. No record may be larger than `record_bytes_max`, which is at least
-    as much: whoever appends sees to it. An error that would come again with every attempt is answered, not tried again.
+    `read` runs once, before the first append, and yields every durable batch from the oldest kept. It truncates a torn
+    end and reports that in `notices`. `append` calls `done` on the caller's loop, later, in the order of the appends,
+    with None once the batch is durable, or with an error. It blocks only if the caller allows it by `may_block`, having
+    nothing else to do, and the storage has been fast lately; then `done` may have been called when `append` returns.
+    After `Unavailable` nothing of the batch is in the log and later appends may succeed; after `OutcomeUnknown` the log
+    accepts nothing more, and after `NotLeader` nothing until it is started again. `trim` deletes batches that end at or
+    before a position and is idempotent. A batch should hold no more than `batch_bytes_max`, unless a single record
+    does. The caller must not append a record larger than `record_bytes_max`, which is never less than
+    `batch_bytes_max`. An error that every retry would repeat is returned, not retried.
     """
 
     window: int
@@ -41,12 +41,12 @@ class Log(Protocol):
 
     @property
     def record_bytes_max(self) -> int:
-        """The largest encoded record that the log takes at present."""
+        """The largest encoded record that the log accepts at present."""
         ...
 
     @property
     def exists(self) -> bool:
-        """Whether there is a log at all, if only an empty one."""
+        """Whether the log exists, even if it is empty."""
         ...
 
     def read(self) -> Iterator[LogBatch]: ...

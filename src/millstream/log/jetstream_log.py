@@ -1,14 +1,14 @@
-"""The replicated log: each batch one message of a JetStream stream, fenced by the sequence it expects.
+"""The replicated log: each batch is one message of a JetStream stream, fenced by the sequence it expects.
 
-A batch carries `Nats-Expected-Last-Sequence`: the broker stores it only right behind the sequence its writer counted
-on. A writer's first batch, its *fence*, goes out alone, so it lies right behind everything its writer has read. Batches
-after it are pipelined, on predicted sequences; one of those can be stored although the one before it was not, if
-somebody else's took its place. So a stored batch counts only if it belongs to the latest fence and begins at the
-position where the log stands: every reader decides that alike (`chain.py`), and skips what does not count.
+A batch carries `Nats-Expected-Last-Sequence`: the broker stores it only right after the sequence that its writer
+expects. A writer's first batch, its *fence*, is sent alone, so it is stored right after everything its writer has read.
+Later batches are pipelined with predicted sequences. One of them can be stored although the one before it was not, if
+another writer's batch took that sequence. So a stored batch counts only if it belongs to the latest fence and begins at
+the log's current position. Every reader decides that in the same way (`chain.py`) and skips what does not count.
 
-Therefore a writer that another's fence has overtaken can add nothing, whatever it believes, and publishing a batch
-again is harmless: at most one copy counts. That is how an acknowledgement that never arrives is resolved: read the log;
-if the batch is there it is durable, if a foreign fence is there it never will be, and otherwise publish it again.
+Therefore a writer can add nothing after another writer's fence, whatever its own state, and publishing a batch again is
+harmless: at most one copy counts. This resolves an acknowledgement that never arrives: read the log; if the batch is
+there, it is durable; if another writer's fence is there, the batch will never count; otherwise publish it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WINDOW_DEFAULT: Final = 2
 ACKNOWLEDGE_SECONDS: Final = 1.0
 RESOLVE_PAUSE_SECONDS: Final = 0.1
 RESTART_SECONDS: Final = (0.1, 5.0)
-# A wait on the event loop of the server, and one on the thread of its flushes.
+# Timeouts for waits on the server's event loop and on the flush thread.
 START_SECONDS: Final = 5.0
 PURGE_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
@@ -51,7 +51,7 @@ ELECTED: Final = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED"
 
 
 class LogNames(NamedTuple):
-    """How a shard's log is called at the broker."""
+    """The names of a shard's stream and subjects at the broker."""
 
     stream: str
     subject: str
@@ -76,13 +76,13 @@ def stream_configuration(names: LogNames, replicas: int) -> dict[str, Any]:
         "discard": "new",
         "allow_direct": True,
         "deny_delete": True,
-        # What is committed goes out to those who follow; whoever misses it fetches it.
+        # Committed batches are pushed to followers; a follower that misses one fetches it.
         "republish": {"src": names.subject, "dest": names.tail_subject},
     }
 
 
 class LogTrimmed(MillstreamError):
-    """What a reader needs next is no longer in the log."""
+    """The next batch that a reader needs is no longer in the log."""
 
     code = "log_trimmed"
 
@@ -99,7 +99,7 @@ class _Entry:
 
 
 class JetStreamLog:
-    """`read` starts at `read_from`, a position; before it the caller has everything."""
+    """`read` starts at the position `read_from`; the caller has everything before it."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class JetStreamLog:
         self.notices: list[str] = []
         self.failure: str | None = None
         self.batch_bytes_max = min(BATCH_BYTES_MAX, link.payload_bytes_max - HEADER_BYTES)
-        # The last sequence that was read, and what counts from there on.
+        # The last sequence that was read, and the chain that decides what counts after it.
         self.sequence = 0
         self.chain = Chain()
-        self._fence = 0  # the sequence of our own, once it is in the log
+        self._fence = 0  # the sequence of our own fence, once it is stored
         self._attempt = 0
         self._deposed: NotLeader | None = NotLeader("this node does not lead the shard")
         self._in_flight: deque[_Entry] = deque()
@@ -141,7 +141,7 @@ class JetStreamLog:
 
     @property
     def record_bytes_max(self) -> int:
-        """What the broker takes now: it may have been given another configuration since."""
+        """What the broker accepts now: its configuration may have changed."""
         return self._link.payload_bytes_max - HEADER_BYTES
 
     @property
@@ -151,25 +151,25 @@ class JetStreamLog:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self) -> Iterator[LogBatch]:
-        """Every batch that counts from `read_from` on, up to the end as it is when reading starts."""
+        """Every batch that counts from `read_from` to the end of the log at the time of the call."""
         _, last = self._link.wait(self.bounds())
         start = self._link.wait(self.sequence_of(self.read_from))
         position = max(self.read_from, self._link.wait(self.first_position()))
         self.chain = Chain(position, self._link.wait(self._around(start)))
-        behind = self.chain.begin_behind(self._link.wait(self._window(start)))
+        behind = self.chain.begin_after(self._link.wait(self._window(start)))
         self.sequence = behind if behind is not None else start - 1
         while self.sequence < last:
             found = self._link.wait(self.fetch(self.sequence + 1))
-            for one in found:
-                self.sequence = one.sequence
-                if self.chain.accepts(one):
-                    yield one.batch
+            for stored in found:
+                self.sequence = stored.sequence
+                if self.chain.accepts(stored):
+                    yield stored.batch
             if not found:
-                # A replica that lags answered; another will do better.
+                # A lagging replica answered; another one has more.
                 self._link.wait(asyncio.sleep(RESOLVE_PAUSE_SECONDS))
 
     async def _window(self, sequence: int) -> list[StoredBatch]:
-        """The batches shortly before and behind a sequence."""
+        """The batches shortly before and after a sequence."""
         first, last = await self.bounds()
         found: list[StoredBatch] = []
         at, end = max(first, sequence - LOOK_BACK), min(last, sequence + LOOK_BACK)
@@ -178,50 +178,51 @@ class JetStreamLog:
             if not more:
                 await asyncio.sleep(RESOLVE_PAUSE_SECONDS)
                 continue
-            found += [one for one in more if one.sequence <= end]
+            found += [stored for stored in more if stored.sequence <= end]
             at = more[-1].sequence + 1
         return found
 
     async def _around(self, sequence: int) -> list[StoredBatch]:
-        """The batches shortly before a sequence. What an overtaken writer left behind lies no further from the fence
-        that overtook it than it had batches in flight, so among these is one of whoever writes now.
+        """The batches shortly before a sequence. A deposed writer's leftovers are at most its batches in flight behind
+        the fence that deposed it, so these batches include one of the current writer.
 
-        At the very beginning of the log there are none: there those count that come before the first fence."""
+        At the beginning of the log there are none; there the batches before the first fence count.
+        """
         first, last = await self.bounds()
         found: list[StoredBatch] = []
         if sequence <= first <= last:
             beginning = await self.fetch(first, messages=LOOK_BACK)
-            return list(takewhile(lambda one: not one.is_fence, beginning))
+            return list(takewhile(lambda stored: not stored.is_fence, beginning))
         at = max(first, sequence - LOOK_BACK)
         while at < sequence:
             more = await self.fetch(at)
             if not more:
                 await asyncio.sleep(RESOLVE_PAUSE_SECONDS)
                 continue
-            found += [one for one in more if one.sequence < sequence]
+            found += [stored for stored in more if stored.sequence < sequence]
             at = more[-1].sequence + 1
         return found
 
     async def bounds(self, seconds: float = REQUEST_SECONDS) -> tuple[int, int]:
-        """The first and the last sequence of the log; if it is empty the first is the one behind the last."""
+        """The first and the last sequence of the log; if it is empty, the first is one more than the last."""
         state = (await self._link.info(self.names.stream, seconds))["state"]
         first, last = int(state["first_seq"]), int(state["last_seq"])
         return max(first, 1) if state["messages"] else last + 1, last
 
     async def fetch(self, sequence: int, *, messages: int = 256) -> list[StoredBatch]:
-        """Batches from a sequence on; LogTrimmed if that one is gone."""
+        """Batches from a sequence on; raises LogTrimmed if that sequence is deleted."""
         found = await self._link.fetch(self.names.stream, sequence, messages=messages)
         if found and found[0].sequence != sequence:
             raise LogTrimmed(f"the log begins at sequence {found[0].sequence}, and {sequence} is needed")
         return [decode_batch(stored) for stored in found]
 
     async def first_position(self) -> int:
-        """The first position the log still holds; 1 if nothing was ever written."""
+        """The first position that the log still holds; 1 if nothing was ever written."""
         found = await self._link.fetch(self.names.stream, 1, messages=1)
         return decode_batch(found[0]).batch.first if found else 1
 
     async def sequence_of(self, position: int) -> int:
-        """The sequence of the first batch that reaches beyond a position, by bisection."""
+        """The sequence of the first batch that ends after a position, by bisection."""
         low, last = await self.bounds()
         high = last + 1
         while low < high:
@@ -236,7 +237,7 @@ class JetStreamLog:
     # -- appending -------------------------------------------------------------------------------------------
 
     def start(self, first_position: int, deliver: Callable[..., object]) -> None:
-        """Write from here on, right behind what was read last; somebody who is ahead makes the first append fail."""
+        """Accept appends right after what was read last. If another writer has stored more, the first append fails."""
         self._deliver = deliver
         self._link.wait(self._start(), START_SECONDS)
 
@@ -265,7 +266,7 @@ class JetStreamLog:
             return
         entry = _Entry(batch, done, self.sequence + len(self._in_flight) + 1)
         self._in_flight.append(entry)
-        # The fence goes out alone: what follows must not be stored behind somebody else's.
+        # The fence is sent alone: no batch of ours may be stored after another writer's fence.
         if not self._is_resolving and (self._fence or len(self._in_flight) == 1):
             self._outgoing.put_nowait(entry)
 
@@ -279,7 +280,7 @@ class JetStreamLog:
             except MillstreamError:
                 self._trouble.set()
             except Exception:
-                self._trouble.set()  # what became of it is looked into before this goes on
+                self._trouble.set()  # resolve what became of it before sending more
                 raise
 
     async def _send(self, entry: _Entry) -> None:
@@ -291,10 +292,10 @@ class JetStreamLog:
         await self._link.publish(self.names.subject, payload, headers, reply)
 
     async def _acknowledged(self, message: Msg) -> None:
-        """The broker's word on one batch. Anything but success is looked into, not believed."""
+        """The broker's acknowledgement of one batch. Anything but success is resolved by reading the log."""
         attempt, sequence = map(int, message.subject.rsplit(".", 2)[1:])
         if attempt != self._attempt:
-            return  # a copy that was published again since: the sequences are others now
+            return  # for an earlier copy: the batch was published again with another sequence
         try:
             answer = msgspec.json.decode(message.data)
         except msgspec.DecodeError:
@@ -313,7 +314,8 @@ class JetStreamLog:
         self._confirm()
 
     async def _elected(self, message: Msg) -> None:
-        """Another broker leads the log. What was on its way to the last one may be lost, so it is looked into."""
+        """Another broker leads the stream. Messages to the former leader may be lost, so the log is read to resolve
+        them."""
         if self._in_flight:
             self._trouble.set()
 
@@ -322,7 +324,7 @@ class JetStreamLog:
             self._stored(self._in_flight[0].sequence)
 
     def _stored(self, sequence: int) -> None:
-        """The oldest batch in flight is in the log, at this sequence."""
+        """The oldest batch in flight is stored at this sequence."""
         entry = self._in_flight.popleft()
         self.sequence = sequence
         self.chain.position = entry.batch.next
@@ -332,7 +334,7 @@ class JetStreamLog:
                 self._outgoing.put_nowait(following)
         self._deliver(entry.done, None)
 
-    # -- what became of it -----------------------------------------------------------------------------------
+    # -- resolving lost acknowledgements ----------------------------------------------------------------------
 
     async def _resolve_forever(self) -> None:
         while True:
@@ -361,24 +363,24 @@ class JetStreamLog:
                 self._is_resolving = False
 
     async def _resolve(self) -> None:
-        """Read on from the last batch known to be stored, then publish what is not there again, in order."""
+        """Read on from the last batch known to be stored, then publish the missing batches again, in order."""
         while not self._outgoing.empty():
             self._outgoing.get_nowait()
         while self._in_flight:
             found = await self.fetch(self.sequence + 1)
             if not found:
                 break
-            for one in found:
+            for stored in found:
                 if not self._in_flight:
                     break
-                is_ours = one.writer == self.writer and one.batch.first == self._in_flight[0].batch.first
-                if is_ours and one.fence == (self._fence or one.sequence):
-                    self._stored(one.sequence)
-                elif not self._fence or one.fence > self._fence:
-                    self._step_down(one)
+                is_ours = stored.writer == self.writer and stored.batch.first == self._in_flight[0].batch.first
+                if is_ours and stored.fence == (self._fence or stored.sequence):
+                    self._stored(stored.sequence)
+                elif not self._fence or stored.fence > self._fence:
+                    self._step_down(stored)
                     return
                 else:
-                    self.sequence = one.sequence  # it does not count
+                    self.sequence = stored.sequence  # stored, but it does not count
         await asyncio.sleep(RESOLVE_PAUSE_SECONDS / 4)
         while not self._outgoing.empty():
             self._outgoing.get_nowait()
@@ -389,7 +391,7 @@ class JetStreamLog:
             await self._send(entry)
 
     def _step_down(self, winner: StoredBatch) -> None:
-        """Somebody else's batch lies where ours would have gone: none of ours can ever be stored."""
+        """Another writer's batch is stored at our next sequence: none of ours can be stored any more."""
         logger.info("sequence %d was written by another node: this one no longer leads", winner.sequence)
         self._depose(NotLeader("another node leads the shard by now; nothing of this was written"))
 
@@ -400,24 +402,24 @@ class JetStreamLog:
             self._deliver(entry.done, reason)
 
     def _give_up(self, refusal: BrokerRefusal) -> None:
-        """The broker will never take a batch. Those behind it rest on it, and a copy of one of them may still be on its
-        way; so this writer ends here, and whoever goes on does so behind a fence of its own."""
+        """The broker will never accept a batch. Later batches depend on it, and copies of them may still be on their
+        way. So this writer ends, and the next writer starts with its own fence."""
         sizes = [len(entry.batch.payload) for entry in self._in_flight]
         logger.error("the broker refuses a batch for good (%s); batches in flight: %s bytes", refusal, sizes)
         self._depose(NotLeader(f"the broker refused to store this: {refusal.message}; nothing was written"))
 
     def resign(self) -> None:
-        """Accept nothing more; what is in flight is still resolved."""
+        """Accept nothing more; batches in flight are still resolved."""
         self._link.loop.call_soon_threadsafe(self._resign)
 
     def _resign(self) -> None:
         if self._deposed is None:
             self._deposed = NotLeader("this node has handed the shard over; nothing of this was written")
 
-    # -- letting go ------------------------------------------------------------------------------------------
+    # -- trimming and closing ----------------------------------------------------------------------------------
 
     def trim(self, position: int) -> None:
-        """Forget batches up to a position, but not the newest ones: nodes that were away shortly still need them."""
+        """Delete batches up to a position, but keep the newest ones for nodes that were down for a short time."""
         self._trims.append(position)
         if len(self._trims) == self._trims.maxlen:
             try:
@@ -426,7 +428,7 @@ class JetStreamLog:
                 logger.warning("the log could not be trimmed; the next flush tries again: %s", error)
 
     def purge(self, position: int) -> None:
-        """Forget batches that end at or before a position, but for those that tell whose fence holds there."""
+        """Delete batches that end at or before a position, except those that determine the fence in force there."""
         self._link.wait(self._purge(position), PURGE_SECONDS)
 
     async def _purge(self, position: int) -> None:
@@ -437,14 +439,14 @@ class JetStreamLog:
             await self._link.call(f"STREAM.PURGE.{self.names.stream}", {"seq": sequence})
 
     def close(self) -> None:
-        """Let go, within seconds: what a broker that does not answer was asked is given up."""
+        """Close within seconds: requests that a broker does not answer are abandoned."""
         try:
             self._link.wait(self._close(), 2 * CLOSE_SECONDS)
         except MillstreamError as error:
             logger.warning("%s could not be left in order: %s", self.names.stream, error)
 
     async def _close(self) -> None:
-        await end(self._purging)  # the flush's thread waits for it
+        await end(self._purging)  # the flush thread waits for it
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CLOSE_SECONDS
         while self._in_flight and loop.time() < deadline:

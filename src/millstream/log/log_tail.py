@@ -1,4 +1,4 @@
-"""Following the replicated log: what any writer stores, in order, for nodes that do not write themselves."""
+"""Following the replicated log: the committed batches of any writer, in order, for nodes that do not write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TAIL_BYTES_MAX: Final = 32 << 20
 
 
 class LogTail:
-    """What is committed to a log, in order, as it happens: pushed by the broker, fetched where a push is missing."""
+    """The batches committed to a log, in order: pushed by the broker, and fetched where a push was lost."""
 
     def __init__(self, link: BrokerLink, log: JetStreamLog) -> None:
         self._link = link
@@ -29,7 +29,7 @@ class LogTail:
         self._is_woken = False
 
     async def next(self, after: int, wait_seconds: float = IDLE_FETCH_SECONDS) -> list[StoredBatch]:
-        """The batches that follow a sequence, as many as there are; none if there are none for a while."""
+        """The batches after a sequence, as many as are available; empty if none arrives within the time."""
         if self._subscription is None:
             self._subscription = await self._link.subscribe(self._log.names.tail_subject, self._push)
             return await self._log.fetch(after + 1)
@@ -47,7 +47,7 @@ class LogTail:
         return found or await self._log.fetch(after + 1)
 
     def wake(self) -> None:
-        """Let `next` return, with nothing if there is nothing. On the link's loop."""
+        """Make `next` return, empty if there is nothing. On the link's loop."""
         self._is_woken = True
         self._arrived.set()
 
@@ -63,7 +63,7 @@ class LogTail:
         self._pushed.append(decode_batch(Stored(int(headers["Nats-Sequence"]), headers, message.data)))
         self._bytes += len(message.data)
         if self._bytes > TAIL_BYTES_MAX:
-            # Whoever applies them is behind: they are in the log, and will be fetched from there.
+            # The consumer is behind. These batches are in the log and will be fetched from there.
             self._pushed.clear()
             self._bytes = 0
         self._arrived.set()
@@ -71,9 +71,9 @@ class LogTail:
     def _take(self, after: int) -> list[StoredBatch]:
         found: list[StoredBatch] = []
         while self._pushed and self._pushed[0].sequence <= after + 1:
-            one = self._pushed.popleft()
-            self._bytes -= len(one.batch.payload)
-            if one.sequence == after + 1:
-                found.append(one)
+            stored = self._pushed.popleft()
+            self._bytes -= len(stored.batch.payload)
+            if stored.sequence == after + 1:
+                found.append(stored)
                 after += 1
         return found

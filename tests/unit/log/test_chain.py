@@ -120,7 +120,7 @@ def test_a_reader_that_starts_later_agrees_with_one_that_has_read_everything(see
     start = everything[choice % len(everything)].batch.first
     begin = next(index for index, one in enumerate(log) if one.batch.next > start)
     chain = Chain(start, log[max(0, begin - LOOK_BACK) : begin])
-    behind = chain.begin_behind(log[max(0, begin - LOOK_BACK) : begin + LOOK_BACK])
+    behind = chain.begin_after(log[max(0, begin - LOOK_BACK) : begin + LOOK_BACK])
     begin = behind if behind is not None else begin
     later = [log[sequence - 1] for sequence in counted(log[begin:], chain)]
     assert [one.batch for one in later] == [one.batch for one in everything if one.batch.first >= start]

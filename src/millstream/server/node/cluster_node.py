@@ -135,7 +135,7 @@ class ClusterNode:
         await link.ask(membership.join(may_bootstrap=may_bootstrap, waiting=_Waiting(self._clock), obstacle=obstacle))
         forget_origins(config.server.data_dir)
         loop = asyncio.get_running_loop()
-        membership.on_change = partial(_call_soon, loop, self._nudge)
+        membership.on_change = partial(_call_soon, loop, self._membership_changed)
         await self._open_all()
         self._peers = Peers(link, membership.streams, system)
         admin = ClusterAdmin(
@@ -156,7 +156,7 @@ class ClusterNode:
         for local in self._shards:
             await local.replica.start()
         start = self._supervisor.start
-        self._tasks = [start("tending", partial(self._tend_forever, admin), is_vital=True)]
+        self._tasks = [start("tending", partial(self._maintain_forever, admin), is_vital=True)]
         if front.gate is not None:
             self._tasks.append(start("token files", partial(front.gate.watch, config.auth.reload_interval)))
         return front
@@ -168,7 +168,7 @@ class ClusterNode:
 
     def open_gate(self, config: Config) -> Gate | None:
         """One gate for all shards, by this node's own token files."""
-        # The first shard's key signs for all: every node has it, and needs no leader to use it.
+        # The first shard's key heartbeats for all: every node has it, and needs no leader to use it.
         shards = self._shards
         return open_gate(
             config, self._metrics, self._clock, AllSubscriptions(shards), lambda: shards[0].replica.shard.token_key()
@@ -354,8 +354,8 @@ class ClusterNode:
         if self._dispatch is not None and self._dispatch.read_limits is not None:
             handlers.set_read_limits(self._dispatch.read_limits)  # they were changed since the start
         handlers.subscriptions.wakes.pause()
-        duties, on_outdated = handlers.subscriptions.wakes, partial(self._reopen, number)
-        replica = Replica(shard, log, link, self._membership, self._clock, duties, on_outdated)
+        leader_tasks, on_outdated = handlers.subscriptions.wakes, partial(self._reopen, number)
+        replica = Replica(shard, log, link, self._membership, self._clock, leader_tasks, on_outdated)
         return LocalShard(replica, handlers)
 
     async def _open_all(self) -> None:
@@ -439,13 +439,13 @@ class ClusterNode:
                 logger.warning("shard %d cannot be restored yet: %s", number, error)
                 await asyncio.sleep(2.0)
 
-    # -- tending -----------------------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------------------
 
-    def _nudge(self) -> None:
+    def _membership_changed(self) -> None:
         for local in self._shards:
-            local.replica.nudge()
+            local.replica.membership_changed()
 
-    async def _tend_forever(self, admin: ClusterAdmin) -> None:
+    async def _maintain_forever(self, admin: ClusterAdmin) -> None:
         """Say whether this node is ready, hand over what it should not lead, and end when it was removed."""
         assert self._membership is not None
         membership, stable = self._membership, 0
@@ -460,7 +460,7 @@ class ClusterNode:
                 self.on_removed()
                 return
             led = [local.replica for local in self._shards if local.replica.is_leading]
-            successor = admin.least_burdened(exclude=me)
+            successor = admin.least_loaded(exclude=me)
             is_unfair = successor is not None and len(led) > len(membership.view.led_by(successor)) + 1
             stable = stable + 1 if is_unfair else 0
             if me in membership.view.members:
@@ -495,8 +495,12 @@ class ClusterNode:
 
     async def _step_down(self, streams: list[str] | None = None) -> None:
         if self._broker is not None and self._peers is not None and self._membership is not None:
-            nodes = sorted(self._membership.view.nodes.values(), key=lambda node: node.beat, reverse=True)
-            longest_up_first = [one.broker for one in nodes if one.node != self._membership.heartbeat.node]
+            heartbeats = sorted(
+                self._membership.view.nodes.values(), key=lambda heartbeat: heartbeat.beat, reverse=True
+            )
+            longest_up_first = [
+                heartbeat.broker for heartbeat in heartbeats if heartbeat.node != self._membership.heartbeat.node
+            ]
             await self._peers.step_down(self._broker_name(), longest_up_first, streams)
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
