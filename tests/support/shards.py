@@ -15,6 +15,7 @@ from millstream.pending import Pending
 from millstream.protocol.keys import StreamKey, parse_v1_path
 from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.quarantine import Quarantine
+from millstream.shard.settings import ShardSettings
 from millstream.shard.shard import Shard
 from millstream.streams.commands import AppendMessages, CreateStream, ForkRequest
 from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
@@ -126,10 +127,11 @@ def open_shard(
             cold,
             Blobs(objects, directory / "uploads"),
             clock,
-            hot_bytes_max=hot_bytes_max,
-            flush_limits=FlushLimits(flush_seconds, 1 << 40, keep_bytes, hot_bytes_max // 2, resident_streams_max),
-            reclaim_grace_seconds=3600.0,
-            stream_limits=limits,
+            ShardSettings(
+                hot_bytes_max=hot_bytes_max,
+                flush=FlushLimits(flush_seconds, 1 << 40, keep_bytes, hot_bytes_max // 2, resident_streams_max),
+                streams=limits,
+            ),
             quarantine=Quarantine(directory / "quarantine"),
         )
     except BaseException:

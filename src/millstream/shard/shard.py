@@ -27,7 +27,6 @@ from millstream.shard.creation import Creation
 from millstream.shard.deadlines import Deadlines
 from millstream.shard.feed import Feed
 from millstream.shard.flush.flusher import Flusher
-from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.listeners import Listeners
 from millstream.shard.listing import Listing
 from millstream.shard.manifest_watch import ManifestWatch
@@ -39,11 +38,11 @@ from millstream.shard.quarantine import Found, Quarantine, records_in
 from millstream.shard.reader import Reader, ReadResult
 from millstream.shard.reclaimer import Reclaimer
 from millstream.shard.recovery import recover
-from millstream.shard.scrub import NO_SCRUBS, Scrubber, ScrubLimits
+from millstream.shard.scrub import Scrubber
+from millstream.shard.settings import ShardSettings
 from millstream.shard.splitting import SPLIT_ON_LOOP_BYTES, Splitting
 from millstream.streams.checks import Checks
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream
-from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.machine import StateMachine
 from millstream.streams.namespace import Namespace
 from millstream.streams.records import (
@@ -78,7 +77,6 @@ ALIVE_SLICE: Final = 256
 # Reads between two batches that leave the loop free enough to wait for the disk itself.
 QUIET_READS_MAX: Final = 8
 BACKPRESSURE_SHOWN_SECONDS: Final = 5.0
-LEFTOVER_AGE_SECONDS: Final = 24 * 3600.0
 
 
 class Shard:
@@ -89,31 +87,24 @@ class Shard:
         cold: ColdTier,
         blobs: Blobs,
         clock: Clock,
+        settings: ShardSettings,
         *,
-        hot_bytes_max: int,
-        flush_limits: FlushLimits,
-        reclaim_grace_seconds: float,
-        leftover_age_seconds: float = LEFTOVER_AGE_SECONDS,
-        may_take_over: bool = False,
-        scrub_limits: ScrubLimits = NO_SCRUBS,
         number: int = 0,
         measures: ShardMeasures | None = None,
         supervisor: Supervisor | None = None,
         expiry_clock: ExpiryClock | None = None,
-        stream_limits: StreamLimits = DEFAULT_LIMITS,
-        stuck_seconds_max: float = 10.0,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.number = number
-        self.stuck_seconds_max = stuck_seconds_max
+        self.stuck_seconds_max = settings.stuck_after
         self.clock = clock
         self.supervisor = supervisor or Supervisor()
         self.expiry_clock = expiry_clock or ExpiryClock(clock)
         self.measures = measures or ShardMeasures()
         self._log = log
         self._catalog = catalog
-        self.hot_bytes_max = hot_bytes_max
-        self.namespace = Namespace(catalog, stream_limits, self.expiry_clock.now_ms)
+        self.hot_bytes_max = hot_bytes_max = settings.hot_bytes_max
+        self.namespace = Namespace(catalog, settings.streams, self.expiry_clock.now_ms)
         self.machine = StateMachine(self.namespace)
         self.checks = Checks(self.namespace)
         self.hot = HotTier()
@@ -139,7 +130,7 @@ class Shard:
         self.deadlines = Deadlines(self)
         self.budget = MemoryBudget(hot_bytes_max, self.hot, self.journals, self.machine, self.committer, self.deadlines)
         self.ownership = Ownership(
-            cold.objects, self.machine, self.committer, clock, number, may_take_over=may_take_over
+            cold.objects, self.machine, self.committer, clock, number, may_take_over=settings.may_take_over
         )
         parts = ShardParts(
             number=number,
@@ -160,15 +151,15 @@ class Shard:
             ownership=self.ownership,
         )
         self.feed = Feed(parts)
-        self.flusher = Flusher(parts, flush_limits)
+        self.flusher = Flusher(parts, settings.flush)
         self.catalog_follower = CatalogFollower(parts, self.flusher)
         self._reclaimer = Reclaimer(
             parts,
             self.flusher,
-            grace_seconds=reclaim_grace_seconds,
-            leftover_age_seconds=leftover_age_seconds,
+            grace_seconds=settings.reclaim_grace,
+            leftover_age_seconds=settings.leftover_age,
         )
-        self.scrubber = Scrubber(parts, scrub_limits)
+        self.scrubber = Scrubber(parts, settings.scrub)
         self.manifest_watch = ManifestWatch(parts, self.flusher)
         self.compaction = Compaction(parts, self.flusher, self._reclaimer)
         # Whether this node knows that it has everything that was committed a moment ago; one that leads always does.

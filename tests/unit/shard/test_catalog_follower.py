@@ -15,6 +15,7 @@ from millstream.log.file_log import FileLog
 from millstream.protocol.producers import ProducerClaim
 from millstream.shard.compaction import Proposal
 from millstream.shard.flush.limits import FlushLimits
+from millstream.shard.settings import ShardSettings
 from millstream.shard.shard import Shard
 from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
@@ -45,9 +46,7 @@ class Pair:
             ColdTier(objects, catalog, 1 << 20),
             Blobs(objects, directory / "uploads"),
             clock,
-            hot_bytes_max=1 << 30,
-            flush_limits=FlushLimits(NO_FLUSHES_SECONDS, 1 << 40, 0, 1 << 40, 10_000),
-            reclaim_grace_seconds=3600.0,
+            ShardSettings(hot_bytes_max=1 << 30, flush=FlushLimits(NO_FLUSHES_SECONDS, 1 << 40, 0, 1 << 40, 10_000)),
         )
         return ShardDriver(shard, log, catalog)
 

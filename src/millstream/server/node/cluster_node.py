@@ -36,10 +36,9 @@ from millstream.server.http.metrics import Metrics
 from millstream.server.node.cluster_checks import check_cluster, claim_directory
 from millstream.server.node.data_directory import DataDirectory
 from millstream.server.node.run import FORCE_SECONDS, end_by_force
-from millstream.server.node.settings import api_settings, flush_limits, object_store_settings, open_gate, stream_limits
+from millstream.server.node.settings import api_settings, object_store_settings, open_gate, shard_settings
 from millstream.shard.quarantine import Quarantine
 from millstream.shard.restore import restore
-from millstream.shard.scrub import ScrubLimits
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentSealed, decode_batch
 from millstream.tasks import Supervisor, end
@@ -331,17 +330,10 @@ class ClusterNode:
                 cold,
                 blobs,
                 self._clock,
-                hot_bytes_max=config.hot.bytes_max // config.cluster.shards,
-                flush_limits=flush_limits(config, config.cluster.shards),
-                reclaim_grace_seconds=config.cold.reclaim_grace,
+                shard_settings(config, config.cluster.shards),
                 number=number,
-                leftover_age_seconds=config.cold.leftover_age,
-                may_take_over=config.cold.take_over,
-                scrub_limits=ScrubLimits(config.cold.scrub_bytes_per_second, config.cold.scrub_interval),
                 supervisor=self._supervisor,
                 expiry_clock=self._expiry_clock,
-                stream_limits=stream_limits(config),
-                stuck_seconds_max=config.log.stuck_after,
                 quarantine=Quarantine(config.server.data_dir / "quarantine", number),
             )
         except BaseException:

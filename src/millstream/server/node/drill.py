@@ -30,7 +30,7 @@ from millstream.server.http.messages import Answer, Request, Upload
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.data_directory import DataDirectory
 from millstream.server.node.read_only import refusal
-from millstream.server.node.settings import api_settings, flush_limits, object_store_settings, open_gate, stream_limits
+from millstream.server.node.settings import api_settings, object_store_settings, open_gate, shard_settings
 from millstream.shard.shard import Shard
 from millstream.tasks import Supervisor, end
 from millstream.tiers.blobs import Blobs
@@ -140,12 +140,9 @@ class DrillNode:
             ColdTier(objects, catalog, config.cold.cache_bytes // shards),
             Blobs(objects, place / "uploads", f"{number:04d}/" if shards > 1 else ""),
             self._clock,
-            hot_bytes_max=config.hot.bytes_max // shards,
-            flush_limits=flush_limits(config, shards),
-            reclaim_grace_seconds=config.cold.reclaim_grace,
+            shard_settings(config, shards),
             number=number,
             supervisor=self._supervisor,
-            stream_limits=stream_limits(config),
         )
 
     def open_gate(self, config: Config) -> Gate | None:

@@ -19,6 +19,8 @@ from millstream.server.http.limits import read_limits, trusted_proxies
 from millstream.server.http.metrics import Metrics
 from millstream.shard.budget import STREAM_BYTES
 from millstream.shard.flush.limits import FlushLimits
+from millstream.shard.scrub import ScrubLimits
+from millstream.shard.settings import ShardSettings
 from millstream.shard.subscription_quotas import SubscriptionSettings
 from millstream.streams.limits import StreamLimits
 from millstream.streams.subscriptions import Subscription
@@ -60,6 +62,21 @@ def _limits_addresses(config: Config, *, is_mounted: bool) -> bool:
         is_loopback_host(config.server.listen[0]) and not trusted_proxies(config) and not is_mounted
     )
     return not (limits.exempt_loopback and is_reached_from_here_only)
+
+
+def shard_settings(config: Config, shards: int = 1) -> ShardSettings:
+    """The settings of one of so many shards, which share the memory."""
+    cold = config.cold
+    return ShardSettings(
+        hot_bytes_max=config.hot.bytes_max // shards,
+        flush=flush_limits(config, shards),
+        reclaim_grace=cold.reclaim_grace,
+        leftover_age=cold.leftover_age,
+        may_take_over=cold.take_over,
+        scrub=ScrubLimits(cold.scrub_bytes_per_second, cold.scrub_interval),
+        streams=stream_limits(config),
+        stuck_after=config.log.stuck_after,
+    )
 
 
 def flush_limits(config: Config, shards: int = 1) -> FlushLimits:

@@ -21,15 +21,8 @@ from millstream.server.api.single_node import front_of_one
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.data_directory import DataDirectory
 from millstream.server.node.read_only import is_read_only, refusal
-from millstream.server.node.settings import (
-    api_settings,
-    flush_limits,
-    object_store_settings,
-    open_gate,
-    stream_limits,
-)
+from millstream.server.node.settings import api_settings, object_store_settings, open_gate, shard_settings
 from millstream.shard.quarantine import Quarantine
-from millstream.shard.scrub import ScrubLimits
 from millstream.shard.shard import Shard
 from millstream.tasks import end
 from millstream.tiers.blobs import Blobs
@@ -79,22 +72,14 @@ class Node:
             raise ConfigurationError(
                 f"the data directory {data_dir} cannot be used: {error}", hint="choose a writable one with --data-dir"
             ) from None
-        cold = config.cold
         self.shard = Shard(
             log,
             catalog,
-            ColdTier(objects, catalog, cold.cache_bytes),
+            ColdTier(objects, catalog, config.cold.cache_bytes),
             blobs,
             clock,
-            hot_bytes_max=config.hot.bytes_max,
-            flush_limits=flush_limits(config),
-            reclaim_grace_seconds=cold.reclaim_grace,
-            leftover_age_seconds=cold.leftover_age,
-            may_take_over=cold.take_over,
-            scrub_limits=ScrubLimits(cold.scrub_bytes_per_second, cold.scrub_interval),
+            shard_settings(config),
             measures=measures,
-            stream_limits=stream_limits(config),
-            stuck_seconds_max=config.log.stuck_after,
             quarantine=Quarantine(data_dir / "quarantine"),
         )
         self.front: Front | None = None
