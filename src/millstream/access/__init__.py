@@ -1,4 +1,4 @@
-"""Who may do what: scopes and principals, token files, JWTs, and rates. Knows no HTTP and no streams' state.
+"""Access control: scopes and principals, token files, JWTs, and rates. Knows no HTTP and no state of streams.
 
-Secrets pass through here and stay here: nothing in this package logs, and no error repeats what it was shown.
+Secrets must not leave this package: nothing here logs, and no error repeats the credentials it was given.
 """

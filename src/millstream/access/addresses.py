@@ -1,4 +1,4 @@
-"""Addresses of clients, as limits count them."""
+"""Client addresses, as the limits count them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream.caches import cached
 
 @cached("networks", 4096)
 def network_of(address: str) -> str:
-    """What counts as one address: for IPv6 the /64 network, since one client has all of it."""
+    """The unit that limits count as one address: for IPv6 the /64 network, since one client has all of it."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -21,7 +21,7 @@ def network_of(address: str) -> str:
 
 @cached("loopback_addresses", 4096)
 def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own; a Unix socket's, which has none, is."""
+    """Whether an address is this machine's own. A Unix socket has no address and counts as local."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

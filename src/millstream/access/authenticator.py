@@ -1,7 +1,7 @@
 """Authentication: from an Authorization header to a principal, by token file or JWT.
 
-Both files are read at the start, on request and when they have changed. What was verified is remembered by its hash,
-up to a limit, until a file changes or it expires.
+Both files are read at the start, on request, and when they have changed. Verified tokens are cached by their hash, up
+to a limit, until a file changes or the token expires.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Authenticator:
         self.reload()
 
     def reload(self, settings: AuthSettings | None = None) -> str:
-        """Read the files again, all or nothing; says what they hold."""
+        """Read the files again, all or nothing; returns a summary of their content."""
         settings = settings or self._settings
         stamps = _stamps(settings)
         tokens = read_tokens(settings.tokens_file)
@@ -71,14 +71,15 @@ class Authenticator:
         return f"{len(tokens.entries)} tokens" + (f", {len(jwts.keys)} JWT keys" if jwts is not None else "")
 
     def has_changed(self) -> bool:
-        """Whether a file is not what it was when it was last looked at; each change is told once."""
+        """Whether a file has changed since the last call; each change is reported once."""
         stamps = _stamps(self._settings)
         has_changed = stamps != self._stamps
         self._stamps = stamps
         return has_changed
 
     def principal(self, authorization: bytes | None) -> Principal:
-        """Who sent a header, or Unauthorized with a reason that repeats nothing of it."""
+        """The principal of an Authorization header; raises Unauthorized with a reason that repeats nothing of the
+        header."""
         if authorization is None:
             raise Unauthorized("this server needs a token", hint="send Authorization: Bearer with a token")
         digest = hashlib.sha256(authorization).digest()
@@ -108,7 +109,7 @@ class Authenticator:
         return self._jwts.verify(token, self._clock.now_ms())
 
     def is_valid(self, principal: Principal) -> bool:
-        """Whether a principal that was good still is, as far as the files tell."""
+        """Whether a principal that was valid still is, according to the files."""
         if principal.is_by_url:
             kind, _, token_id = principal.key.removeprefix(BY_URL).partition(":")
             return kind != "token" or self._allows(token_id, principal.scopes)
@@ -118,10 +119,10 @@ class Authenticator:
         )
 
     def _allows(self, token_id: str, scopes: tuple[Scope, ...]) -> bool:
-        """Whether a token that was good once still allows what it was used to allow others."""
+        """Whether a token that made URL tokens still exists and has the scopes they need."""
         entry = self._tokens.entries.get(token_id)
         maker = entry.principal if entry is not None else None
-        return maker is not None and all(maker.may(Need(one.action, one.bucket, one.prefix)) for one in scopes)
+        return maker is not None and all(maker.may(Need(scope.action, scope.bucket, scope.prefix)) for scope in scopes)
 
 
 def _stamps(settings: AuthSettings) -> list[_Stamp]:

@@ -1,4 +1,4 @@
-"""Exposure: who can reach the server, and whether that is meant."""
+"""Exposure: which clients can reach the server, and whether that is intended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream.errors import ConfigurationError
 
 
 def check_exposure(config: Config) -> str | None:
-    """Refuse to listen to the network unprotected unless told to; returns the warning if told to."""
+    """Refuse to listen on the network without protection unless configured to; then returns a warning."""
     host, port = config.server.listen
     missing = []
     if not config.auth.enabled:

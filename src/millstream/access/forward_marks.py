@@ -23,18 +23,18 @@ _PURPOSE: Final = b"millstream forwarded request 1"
 def make_mark(secret: bytes | None, node: int, address: str) -> bytes:
     if secret is None:
         return b"%d" % node
-    said = b"%d %b" % (node, address.encode())
-    return said + b" " + _signature(secret, said)
+    signed = b"%d %b" % (node, address.encode())
+    return signed + b" " + _signature(secret, signed)
 
 
 def address_in(secret: bytes | None, mark: bytes) -> str | None:
     """The client's address, if a node of this cluster says it; None for a mark that anybody could have made."""
-    said, _, signature = mark.rpartition(b" ")
-    if secret is None or not hmac.compare_digest(_signature(secret, said), signature):
+    signed, _, signature = mark.rpartition(b" ")
+    if secret is None or not hmac.compare_digest(_signature(secret, signed), signature):
         return None
-    return said.partition(b" ")[2].decode()
+    return signed.partition(b" ")[2].decode()
 
 
-def _signature(secret: bytes, said: bytes) -> bytes:
+def _signature(secret: bytes, signed: bytes) -> bytes:
     key = hmac.digest(secret, _PURPOSE, "sha256")
-    return urlsafe_b64encode(hmac.digest(key, said, "sha256")).rstrip(b"=")
+    return urlsafe_b64encode(hmac.digest(key, signed, "sha256")).rstrip(b"=")

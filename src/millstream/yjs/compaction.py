@@ -127,7 +127,7 @@ class Compactor:
         upload = self._shard.blobs.begin(self._shard.clock.random_bytes(16))
         try:
             head = await self._merge(self._input(snapshot, cut), upload)
-            self._tell_skipped(stream, start, head)
+            self._log_skipped(stream, start, head)
             size = upload.size
             await self._publish(stream, end, upload)
         finally:
@@ -206,7 +206,7 @@ class Compactor:
         return head
 
     @staticmethod
-    def _tell_skipped(stream: Stream, start: int, head: dict[str, Any]) -> None:
+    def _log_skipped(stream: Stream, start: int, head: dict[str, Any]) -> None:
         for place, reason in head["skipped"]:
             logger.warning(
                 "document %s has a malformed update at offset %s, which its snapshot leaves out: %s",

@@ -74,13 +74,13 @@ Attempt = Callable[[list[Update], Mapping[int, str]], Built | Died]
 """Build a document of updates, without those that are named."""
 
 
-def build_here(updates: list[Update], left_out: Mapping[int, str], note: Note = lambda number: None) -> Built:
+def build_in_process(updates: list[Update], left_out: Mapping[int, str], note: Note = lambda number: None) -> Built:
     doc, malformed = _build(updates, left_out, note)
     sound = [(number, update.data) for number, update in enumerate(updates) if number not in malformed]
     return Built(_encode(doc, sound, note), malformed)
 
 
-def merge(snapshot: bytes, messages: list[bytes], attempt: Attempt = build_here) -> Merged:
+def merge(snapshot: bytes, messages: list[bytes], attempt: Attempt = build_in_process) -> Merged:
     """One update that stands for a snapshot and the messages after it. Places count from the first message on."""
     updates, skipped = _split(snapshot, messages)
     deadly: dict[int, str] = {}
@@ -120,8 +120,8 @@ def _split(snapshot: bytes, messages: list[bytes]) -> tuple[list[Update], list[t
 # -- attempts, each in a process of its own --------------------------------------------------------------------
 
 
-def build_apart(memory_bytes: int, updates: list[Update], left_out: Mapping[int, str]) -> Built | Died:
-    """The same as `build_here` in a child that may die of it."""
+def build_in_child(memory_bytes: int, updates: list[Update], left_out: Mapping[int, str]) -> Built | Died:
+    """The same as `build_in_process` in a child that may die of it."""
     with mmap.mmap(-1, LENGTH.size) as noted, tempfile.TemporaryFile() as result:
         LENGTH.pack_into(noted, 0, _NOTHING)
         child = os.fork()
@@ -129,7 +129,7 @@ def build_apart(memory_bytes: int, updates: list[Update], left_out: Mapping[int,
             # Whatever happens, a child must not go on as if it were its parent.
             try:
                 _limit(memory_bytes)
-                built = build_here(updates, left_out, lambda number: LENGTH.pack_into(noted, 0, number))
+                built = build_in_process(updates, left_out, lambda number: LENGTH.pack_into(noted, 0, number))
                 result.write(pack_records([json.dumps(list(built.malformed.items())).encode()]) + built.snapshot)
                 result.flush()
                 os._exit(0)
@@ -143,8 +143,8 @@ def build_apart(memory_bytes: int, updates: list[Update], left_out: Mapping[int,
             malformed = dict(json.loads(result.read(length)))
             return Built(result.read(), malformed)
         if number == _NOTHING:
-            raise ValueError(f"merging could not begin: the process {_how(status)}")
-        return Died(number if number < _ENCODING else None, _how(status))
+            raise ValueError(f"merging could not begin: the process {_exit_reason(status)}")
+        return Died(number if number < _ENCODING else None, _exit_reason(status))
 
 
 def _limit(memory_bytes: int) -> None:
@@ -160,7 +160,7 @@ def _address_space() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def _how(status: int) -> str:
+def _exit_reason(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
@@ -246,7 +246,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic prints before it can be caught
     snapshot, *messages = unpack_records(sys.stdin.buffer.read())
     try:
-        merged = merge(snapshot, messages, partial(build_apart, int(sys.argv[1])))
+        merged = merge(snapshot, messages, partial(build_in_child, int(sys.argv[1])))
         head: dict[str, object] = {"skipped": merged.skipped[:SKIPPED_TOLD_MAX], "skipped_count": len(merged.skipped)}
         body = merged.snapshot
     except Exception as error:

@@ -222,7 +222,7 @@ def test_a_process_that_dies_at_the_end_is_bisected_for_the_update_it_died_of(de
     def attempt(some: list[merging.Update], left_out: Mapping[int, str]) -> merging.Built | merging.Died:
         if any(one.data == updates[deadly] for number, one in enumerate(some) if number not in left_out):
             return merging.Died(None, "was ended")
-        return merging.build_here(some, left_out)
+        return merging.build_in_process(some, left_out)
 
     places = [place for place, _ in merge(b"", framed(updates), attempt).skipped]
     assert places == [sum(len(one) for one in framed(updates[:deadly]))]
