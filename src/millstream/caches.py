@@ -1,7 +1,7 @@
-"""The caches of this process by name, so that an operator can see how full they are. Knows nothing of what they hold.
+"""The caches of this process by name, so that operators can see how full they are. Knows nothing of their content.
 
-Every cache has a limit. A cached function also counts its hits and misses; a plain dictionary, where that would cost a
-request more than the cache saves it, tells only its size.
+Every cache has a limit. A cached function also counts hits and misses. A plain dictionary, used where counting would
+cost more than the cache saves, reports only its size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _tables: Final[dict[str, _Table]] = {}
 
 
 def cached(name: str, entries_max: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """Remember what a function returned, the last so many times."""
+    """Cache the results of a function, up to a number of entries."""
 
     def decorate(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         wrapper = lru_cache(maxsize=entries_max)(function)
@@ -36,7 +36,7 @@ def cached(name: str, entries_max: int) -> Callable[[Callable[..., T]], _lru_cac
 
 
 def show(name: str, entries: Sized, entries_max: int) -> None:
-    """Show a table that somebody else fills and empties; one of the same name takes its predecessor's place."""
+    """Register a table that another module fills and empties. A table of the same name replaces the earlier one."""
     _tables[name] = _Table(entries, entries_max)
 
 

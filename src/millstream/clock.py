@@ -1,4 +1,4 @@
-"""Time and chance, behind one interface, so that tests drive them and nothing else reads them."""
+"""Time and randomness behind one interface, so that tests control them. Nothing else reads them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back and goes on while the process is stopped: for leases and timeouts.
+        """Seconds on a clock that never goes back and keeps running while the process is suspended: for leases and
+        timeouts.
 
-        Only differences mean anything.
+        Only differences have a meaning.
         """
         ...
 
@@ -49,25 +50,25 @@ class SystemClock:
         return secrets.token_bytes(count)
 
 
-# A difference between two looks at the clocks that is no drift any more.
+# A difference between two readings of both clocks that is too large to be drift.
 JUMP_MS: Final = 2_000
-# How long a wall clock that jumped ahead must go on steadily before anything expires by it.
+# How long a wall clock that jumped ahead must run steadily before anything expires by it.
 HOLD_SECONDS: Final = 600.0
 
 
 class ExpiryClock:
-    """The wall clock as whoever deletes by age sees it: it does not jump ahead.
+    """A wall clock that does not jump ahead, for deleting by age.
 
-    Both clocks are looked at together, at least once a second. Normally this is the wall clock. One that moves ahead of
-    the monotonic clock by more than `JUMP_MS` at once is not believed: time goes on here as it went before, until the
-    wall clock is back or has gone on without another jump for `HOLD_SECONDS`. So a clock that is wrong for a time makes
-    nothing expire, and one that was wrong before and was put right, or a machine that slept, delays it by the hold. A
-    wall clock that moves back is believed: what is judged later lives longer.
+    Both clocks are read together, at least once a second. Normally this clock equals the wall clock. If the wall clock
+    moves ahead of the monotonic clock by more than `JUMP_MS` at once, the jump is ignored: this clock continues at its
+    former pace until the wall clock is back, or has run without another jump for `HOLD_SECONDS`. So a clock that is
+    wrong for a time makes nothing expire. A clock that is corrected forwards, or a machine that slept, delays expiry by
+    the hold. A wall clock that moves back is followed: data then lives longer.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Where both clocks were at the last look, and when the wall clock was last believed.
+        # Both clocks at the last reading, and when the wall clock was last followed.
         self._seen = self._believed = (clock.now_ms(), clock.monotonic())
         self._held_until: float | None = None
         self.jumps = 0
@@ -77,7 +78,7 @@ class ExpiryClock:
         return self._held_until is not None
 
     def now_ms(self) -> int:
-        """What time it is for whoever asks whether something is over; never later than the wall clock."""
+        """The time by which things expire; never later than the wall clock."""
         wall_ms, at = self._clock.now_ms(), self._clock.monotonic()
         moved_ms = wall_ms - _after(self._seen, at)
         believed_ms = _after(self._believed, at)
@@ -108,5 +109,5 @@ def _after(seen: tuple[int, float], at: float) -> int:
     return seen[0] + int((at - seen[1]) * 1000)
 
 
-# For measuring how long things take; nothing is decided by it, so it needs no interface.
+# For measuring durations only. No decision depends on it, so it needs no interface.
 monotonic_seconds = time.perf_counter

@@ -1,7 +1,7 @@
-"""What can go wrong, named once for every layer.
+"""The errors of every layer, each defined once.
 
-An error says who is to blame and carries the facts a caller needs to act on; which HTTP status that
-becomes is known only to `server/http/error_map.py`.
+An error's class says who is at fault, and its fields carry the facts that a caller needs. Only
+`server/http/error_map.py` knows the HTTP status of each class.
 
     MillstreamError
     ├── InvalidRequest        the caller sent something malformed
@@ -22,8 +22,8 @@ becomes is known only to `server/http/error_map.py`.
     │   ├── ReadOnly          this server accepts no writes at all
     │   └── ObjectMissing     the object store lacks what the catalog names
     ├── OutcomeUnknown        it may or may not have been written
-    ├── Corrupt               stored bytes do not say what they must
-    │   └── OtherFormat       they are whole, and of another version of millstream
+    ├── Corrupt               stored bytes are damaged
+    │   └── OtherFormat       stored bytes are intact, but another version of millstream wrote them
     └── ConfigurationError    the operator must change something
 """
 
@@ -33,10 +33,10 @@ from collections.abc import Mapping
 
 
 class MillstreamError(Exception):
-    """Base of every error millstream raises on purpose.
+    """Base of every error that millstream raises on purpose.
 
-    `code` is a stable word for programs, the message a sentence for people, `hint` what to do next, and `details`
-    further facts by name.
+    `code` is a stable identifier for programs, the message is a sentence for people, `hint` says what to do next, and
+    `details` holds further facts by name.
     """
 
     code = "error"
@@ -74,7 +74,7 @@ class Gone(MillstreamError):
 
 
 class OffsetTrimmed(Gone):
-    """The offset lies before the earliest retained one."""
+    """The offset is before the earliest retained one."""
 
     code = "offset_trimmed"
 
@@ -164,7 +164,7 @@ class Corrupt(MillstreamError):
 
 
 class OtherFormat(Corrupt):
-    """Whole, but written by another version of millstream: never to be treated as missing or damaged."""
+    """Intact, but written by another version of millstream. It must never be treated as missing or damaged."""
 
     code = "other_format"
 

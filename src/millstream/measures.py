@@ -1,7 +1,7 @@
-"""Measures: plain numbers that the parts of a server count up as they work, for `/metrics` to read.
+"""Measures: plain numbers that the components of a server count up as they work, for `/metrics` to read.
 
-Counting must cost next to nothing: a histogram is a list of integers, and everything here is written where the work is
-done and read elsewhere, without locks. Knows nothing of HTTP or of how measures are shown.
+Counting must cost next to nothing: a histogram is a list of integers. Measures are written where the work is done and
+read elsewhere, without locks. Knows nothing of HTTP or of the exposition format.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH_BYTES: Final = tuple(256 << shift for shift in range(0, 17, 2))
 
 
 class Histogram:
-    """How often a value fell between bounds. `counts` has one entry more than `bounds`: what lies above the last."""
+    """Counts of values between bounds. `counts` has one entry more than `bounds`, for values above the last bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -57,7 +57,7 @@ class Histogram:
 
 
 class ShardMeasures:
-    """What one shard counts."""
+    """The measures of one shard."""
 
     def __init__(self) -> None:
         self.appends = 0
@@ -72,5 +72,5 @@ class ShardMeasures:
         self.segments_reclaimed = 0
         self.scrubs = 0
         self.scrubbed_bytes = 0
-        # Rewrites of what is stored into fewer, larger pieces, by what is rewritten.
+        # Rewrites of stored data into fewer, larger pieces, by what is rewritten.
         self.compactions = {"segments": 0, "yjs": 0}

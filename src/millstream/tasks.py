@@ -1,7 +1,7 @@
-"""Background tasks: run for ever, started again when they fail, and ended. Knows asyncio alone.
+"""Background tasks: running them, restarting them when they fail, and ending them. Knows only asyncio.
 
-Whatever is to go on as long as the server runs is started by a `Supervisor`. A task of its that fails is logged,
-counted and started again after a pause that grows; while a vital one does not run, the server is not ready.
+Everything that runs as long as the server does is started by a `Supervisor`. A task that fails is logged, counted, and
+restarted after a pause that grows. While a vital task is not running, the server is not ready.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ logger = logging.getLogger("millstream.tasks")
 
 AGAIN_SECONDS: Final = 0.5
 TOLD_MAX: Final = 20
-# Before a failed task is started again: at first, and at most.
+# The first and the longest pause before a failed task is restarted.
 PAUSE_SECONDS: Final = (1.0, 60.0)
-# So long, or as long as its last pause, a task must run to count as healthy again.
+# A task that has run this long, or as long as its last pause, counts as healthy again.
 STEADY_SECONDS: Final = 5.0
 
 
 class Supervisor:
-    """The background tasks of a process. Their loops may be different ones; readers may be on any thread."""
+    """The background tasks of a process. They may run on several loops; `problems` and counts may be read from any
+    thread."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
@@ -31,7 +32,7 @@ class Supervisor:
 
     @property
     def problems(self) -> list[str]:
-        """Which vital tasks do not run, and why."""
+        """The vital tasks that are not running, and why."""
         return list(self._failing.values())
 
     def start(
@@ -107,11 +108,11 @@ class _Supervised:
 
 
 async def end(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel the tasks and wait until each has ended, however it ends.
+    """Cancel the tasks and wait until each has ended, with whatever result.
 
     One cancellation is not always enough: `asyncio.wait_for` of Python 3.11 drops one that arrives together with the
-    result it waits for, and client libraries use it as well. A task that took no notice is told again, but not for
-    ever: one that does not end must not keep a server from stopping.
+    result it waits for, and client libraries use it too. So a task that did not end is cancelled again, a limited
+    number of times: a task that never ends must not keep a server from stopping.
     """
     given = {task for task in tasks if task is not None}
     pending = given
@@ -125,4 +126,4 @@ async def end(*tasks: asyncio.Task[Any] | None) -> None:
         logger.error("the task %s takes no notice that it is to end; nobody waits for it", task.get_name())
     for task in given - pending:
         if not task.cancelled():
-            task.exception()  # looked at, so that it is not reported as forgotten
+            task.exception()  # retrieved, so that asyncio does not report it as never retrieved

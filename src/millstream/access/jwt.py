@@ -1,8 +1,8 @@
 """JSON Web Tokens (RFC 7519) signed with HS256, RS256, ES256 or EdDSA, verified by PyJWT with the keys of a JWK set.
 
-A key has one algorithm, fixed by its type, and a token is checked with that algorithm only: what the token's header
-says can choose among keys, never what is done with one. So neither `none` nor an RSA key used as an HMAC secret works.
-Times are compared here and not by PyJWT, which looks at the wall clock itself.
+A key has one algorithm, fixed by its type, and a token is checked with that algorithm only. The token's header can
+choose among keys but never the algorithm, so neither `none` nor an RSA key used as an HMAC secret works. Times are
+compared here and not by PyJWT, which would read the wall clock itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKEN_BYTES_MAX: Final = 8 << 10
 KEYS_MAX: Final = 1000
 RSA_BITS_MAX: Final = 16384
 
-# The one algorithm of a key, by its type and curve.
+# The algorithm of a key, by its type and curve.
 _ALGORITHMS: Final = {
     ("oct", None): "HS256",
     ("RSA", None): "RS256",
@@ -45,7 +45,7 @@ _CLAIMS_CHECKED: Final[Options] = {
 
 
 class JwtRules(NamedTuple):
-    """What a token must say."""
+    """The claims that a token must have."""
 
     issuer: str = ""
     audience: str = ""
@@ -59,7 +59,7 @@ class JwtVerifier:
         self._rules = rules
 
     def verify(self, token: str, now_ms: int) -> Principal:
-        """Who a token says its bearer is, once its signature and its claims are good."""
+        """The principal of a token whose signature and claims are valid."""
         if len(token) > TOKEN_BYTES_MAX:
             raise _refused("the token is too long")
         if not token.isascii():
@@ -67,7 +67,7 @@ class JwtVerifier:
         return self._principal(self._claims(token), now_ms)
 
     def _claims(self, token: str) -> Mapping[str, Any]:
-        """What a token claims, if a key of ours signed it and it is from and for whom it should be."""
+        """The claims of a token, if one of our keys signed it and its issuer and audience are right."""
         key = self._key(_header(token))
         try:
             return jwt.decode(
@@ -76,7 +76,7 @@ class JwtVerifier:
                 algorithms=[key.algorithm_name],
                 options=_CLAIMS_CHECKED,
                 issuer=self._rules.issuer or None,
-                # Without an audience of ours, a token that names one is for somebody else (RFC 7519 §4.1.3).
+                # If no audience is configured, a token that names one is meant for another system (RFC 7519 §4.1.3).
                 audience=self._rules.audience or None,
             )
         except jwt.InvalidTokenError as error:
@@ -113,7 +113,7 @@ class JwtVerifier:
 
 
 def read_jwks(raw: bytes, origin: str) -> list[jwt.PyJWK]:
-    """The keys of a JWK set (RFC 7517) that can verify; one that is malformed or weak is an error."""
+    """The verification keys of a JWK set (RFC 7517); a malformed or weak key is an error."""
     try:
         keys = msgspec.json.decode(raw)["keys"]
         if not isinstance(keys, list) or len(keys) > KEYS_MAX:
@@ -126,7 +126,7 @@ def read_jwks(raw: bytes, origin: str) -> list[jwt.PyJWK]:
             try:
                 key = _key_of(jwk)
             except (KeyError, ValueError, TypeError, jwt.PyJWTError) as error:
-                # What PyJWT says may repeat the key.
+                # PyJWT's message may contain the key.
                 reason = str(error) if isinstance(error, ValueError) else "a member is missing or malformed"
                 raise ConfigurationError(f"{origin}: key number {number} cannot be used: {reason}") from None
             if key is not None:
@@ -137,11 +137,11 @@ def read_jwks(raw: bytes, origin: str) -> list[jwt.PyJWK]:
 def _key_of(jwk: Mapping[str, Any]) -> jwt.PyJWK | None:
     algorithm = _ALGORITHMS.get((jwk["kty"], jwk.get("crv")))
     if algorithm is None or jwk.get("alg", algorithm) != algorithm:
-        return None  # a key for an algorithm that is not spoken here
+        return None  # an algorithm that is not supported
     for name in _PUBLIC_MEMBERS:
         if _BASE64URL.fullmatch(jwk.get(name, "")) is None:
             raise ValueError(f"its {name} is not base64url")
-    # A private key verifies with its public half.
+    # Only the public half of a private key is needed to verify.
     key = jwt.PyJWK({name: value for name, value in jwk.items() if name != "d"}, algorithm)
     key.Algorithm.prepare_key(key.key)
     weakness = key.Algorithm.check_key_length(key.key)
@@ -155,7 +155,7 @@ def _key_of(jwk: Mapping[str, Any]) -> jwt.PyJWK | None:
 def _header(token: str) -> Mapping[str, Any]:
     encoded, _, _ = token.partition(".")
     try:
-        # The other parts are left out, since PyJWT would decode them too, and again when it verifies.
+        # Only the header is passed: PyJWT would decode the other parts too, and again when it verifies.
         header = jwt.get_unverified_header(f"{encoded}..")
     except jwt.DecodeError:
         raise _refused("the token is not a JWT") from None
@@ -170,14 +170,14 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None
-    # Not a number is not less than anything.
+    # NaN compares false with everything.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _TIME_MAX_S:
         raise _refused(f"the token's {name} is not a time")
     return float(value)
 
 
 def _reason(error: jwt.InvalidTokenError) -> str:
-    """Why PyJWT refused a token, in words that repeat nothing of it."""
+    """Why PyJWT refused a token, in words that repeat nothing of the token."""
     missing = error.claim if isinstance(error, jwt.MissingRequiredClaimError) else None
     if isinstance(error, jwt.InvalidSignatureError):
         return "the token's signature does not verify"

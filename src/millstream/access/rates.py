@@ -1,7 +1,7 @@
-"""Rates: how much each of many clients may use per second, remembered for a bounded number of them.
+"""Rates: how much each client may use per second, for a bounded number of clients.
 
-A token bucket per client, filled by time. What is spent is spent even if it was more than there was: the size of an
-answer is known only afterwards, and the debt is waited off before the next request.
+Each client has a token bucket that fills with time. An amount can be spent even if the bucket holds less, because the
+size of an answer is known only afterwards; the client then waits until the debt is paid before its next request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from millstream.clock import monotonic_seconds
 
 
 class Rate:
-    """`per_second` for each client, of which `burst_seconds`' worth may be used at once; with 0 nobody takes."""
+    """`per_second` for each client; up to `burst_seconds` worth may be used at once. With 0 there is no limit."""
 
     def __init__(
         self,
@@ -25,9 +25,9 @@ class Rate:
         self._capacity = max(per_second * burst_seconds, 1.0)
         self._generation_max = max(clients_max // 2, 1)
         self._now = now
-        # What each client has left and when that was so. Two generations: when the younger is full, the elder is
-        # forgotten. That costs nothing per use, and who was not seen for so long starts with a full bucket again, which
-        # it would have had anyway unless all the others came within the burst.
+        # What each client has left and at which time. Two generations: when the younger one is full, the older one is
+        # dropped. That costs nothing per use. A client that was dropped starts with a full bucket again, which it would
+        # have had anyway unless all the others came within the burst.
         self._clients: dict[Hashable, list[float]] = {}
         self._elder: dict[Hashable, list[float]] = {}
 
@@ -35,7 +35,7 @@ class Rate:
         return len(self._clients) + len(self._elder)
 
     def take(self, client: Hashable, amount: float) -> float:
-        """Let a client use some if it has any left. Returns 0, or how long it must wait for that."""
+        """Take an amount if the client has any left. Returns 0, or how many seconds the client must wait."""
         now = self._now()
         bucket = self._clients.get(client) or self._recall(client, now)
         left = bucket[0] + (now - bucket[1]) * self.per_second
@@ -48,7 +48,7 @@ class Rate:
         return 0.0
 
     def spend(self, client: Hashable, amount: float) -> None:
-        """Note what a client has used already, also if it had less."""
+        """Record what a client has used, even if it had less left."""
         if self.per_second and amount:
             now = self._now()
             bucket = self._clients.get(client) or self._recall(client, now)

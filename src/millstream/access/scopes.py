@@ -1,7 +1,7 @@
-"""Scopes: what a principal may do, by bucket and stream prefix. Pure.
+"""Scopes: what a principal may do, by bucket and stream prefix. Pure functions and values.
 
-Three actions: `read`; `write`, which is everything that changes streams; `admin`, which is buckets themselves, and
-with bucket `*` the server. Admin includes the other two. As text a scope is `{action}:{bucket}[/{prefix}]`.
+There are three actions: `read`; `write` for everything that changes streams; `admin` for buckets themselves and, with
+bucket `*`, for the server. Admin includes the other two. As text, a scope is `{action}:{bucket}[/{prefix}]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCOPE: Final = re.compile(r"(read|write|admin):([^/\s]+)(?:/(\S*))?")
 
 
 class Need(NamedTuple):
-    """What a request asks for: an action on one stream, or on all whose names start as `stream` does."""
+    """What a request needs: an action on one stream, or on all streams whose names start with `stream`."""
 
     action: str
     bucket: str
@@ -42,12 +42,12 @@ class Scope(NamedTuple):
             return False
         if self.bucket not in (need.bucket, EVERY_BUCKET):
             return False
-        # What needs a prefix needs all of it: one that is as long as the grant's, or longer.
+        # A need for a prefix covers all streams below it, so it must be at least as long as the granted prefix.
         return need.stream.startswith(self.prefix)
 
 
 class Principal(NamedTuple):
-    """Somebody who has shown a good token. `key` tells principals apart, `name` is for logs."""
+    """The holder of a valid token. `key` identifies a principal, `name` is for logs."""
 
     key: str
     name: str
@@ -59,7 +59,7 @@ class Principal(NamedTuple):
 
     @property
     def is_by_url(self) -> bool:
-        """Whether this is somebody who has shown a token in a URL."""
+        """Whether the token was in the URL."""
         return self.key.startswith(BY_URL)
 
     def is_expired(self, now_ms: int) -> bool:
@@ -67,17 +67,18 @@ class Principal(NamedTuple):
 
 
 def principal_by_url(grant: UrlGrant) -> Principal:
-    """Who shows a token in a URL: all of one maker count as one. Its scope says what its maker must be allowed."""
+    """The principal of a URL token. All URL tokens of one maker share a principal key; its scope is what the maker must
+    have."""
     scope = Scope("read", grant.bucket, grant.stream)
     return Principal(f"{BY_URL}{grant.maker}", f"a URL of {grant.maker}", (scope,), grant.expires_at_ms)
 
 
 def parse_scope(text: str) -> Scope | None:
-    """A scope from its text; None for what is no scope of ours."""
+    """A scope from its text; None if the text is not a scope."""
     match = _SCOPE.fullmatch(text)
     return Scope(match[1], match[2], match[3] or "") if match is not None else None
 
 
 def parse_scopes(texts: Iterable[str]) -> tuple[Scope, ...]:
-    """The scopes among texts. Others are skipped: an issuer's tokens may serve other systems too."""
+    """The scopes among texts. Other texts are skipped: an issuer's tokens may serve other systems too."""
     return tuple(scope for scope in map(parse_scope, texts) if scope is not None)

@@ -1,10 +1,11 @@
-"""The token file: which tokens exist and what each may do, with a hash in place of every secret.
+"""The token file: the tokens that exist and their scopes, with a hash in place of every secret.
 
     {"version": 1, "tokens": [{"id": "…", "name": "…", "sha256": "…", "scopes": ["read:team-a"],
                                "created_at_ms": …, "expires_at_ms": … or null}]}
 
-A token is `mst_{id}_{secret}`: the id finds its entry, the secret is 256 random bits. Since it is random, one SHA-256
-is enough: there is nothing to guess that a slow hash would protect. The file is replaced whole, never rewritten.
+A token is `mst_{id}_{secret}`: the id finds its entry, the secret is 256 random bits. Because it is random, one SHA-256
+is enough: nobody can guess it, so a slow hash would protect nothing. The file is replaced atomically, never changed in
+place.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class _Content(msgspec.Struct):
 
 
 class Tokens:
-    """The tokens of a file as it was read."""
+    """The tokens of a file, as of when it was read."""
 
     def __init__(self, entries: Sequence[TokenEntry] = ()) -> None:
         self.entries = {entry.id: entry for entry in entries}
         self._principals = {entry.id: entry.principal for entry in entries}
 
     def find(self, token: str) -> Principal | None:
-        """Whom a token belongs to, expired or not. Takes as long for a wrong secret as for an unknown id."""
+        """The principal of a token, expired or not. Takes as long for a wrong secret as for an unknown id."""
         match = _TOKEN.fullmatch(token)
         token_id, secret = (match[1], match[2]) if match is not None else ("", "")
         entry = self.entries.get(token_id)
@@ -72,7 +73,7 @@ class Tokens:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """The tokens in a file; none if there is no file yet."""
+    """The tokens in a file; empty if the file does not exist."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -95,7 +96,7 @@ def read_tokens(path: Path) -> Tokens:
 def create_token(
     path: Path, clock: Clock, name: str, scopes: Sequence[Scope], expires_at_ms: int | None
 ) -> tuple[TokenEntry, str]:
-    """Add a token; returns its entry and the token itself, which exists nowhere else."""
+    """Add a token; returns its entry and the token itself, which is stored nowhere else."""
     token_id = clock.random_bytes(6).hex()
     secret = urlsafe_b64encode(clock.random_bytes(32)).rstrip(b"=").decode()
     texts = tuple(str(scope) for scope in scopes)
@@ -118,7 +119,7 @@ def revoke_token(path: Path, token_id: str) -> TokenEntry:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[TokenEntry]]:
-    """The entries of a file, which is replaced by what they have become; one change at a time."""
+    """The entries of a file, which may be changed; the file is then replaced. One change at a time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,12 +1,12 @@
-"""Tokens that stand in a URL: they read one stream, for a short time. Pure.
+"""URL tokens: tokens in a URL that read one stream for a short time. Pure functions and values.
 
-A browser's EventSource cannot send an Authorization header, and a URL ends up in places a header does not. So such a
-token names one stream and nothing else, is good for reading only and not for long, and dies with the token of whoever
-made it. Nobody keeps it: a signature with the server's key says that it is good, at every node and after a restart.
+A browser's EventSource cannot send an Authorization header, and a URL is stored in more places than a header. So such a
+token names one stream, allows reading only, lasts a short time, and ends with the token of its maker. It is not stored:
+a signature with the server's key makes it valid at every node and after a restart.
 
-    msu_{base64url(claims)}.{base64url(HMAC-SHA256 of what stands before the dot)}
+    msu_{base64url(claims)}.{base64url(HMAC-SHA256 of everything before the dot)}
 
-where the claims are a JSON array: bucket, stream, when it expires in milliseconds, the key of its maker's principal.
+The claims are a JSON array: bucket, stream, expiry in milliseconds, and the key of its maker's principal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from millstream.protocol.keys import StreamKey
 
 PREFIX: Final = "msu_"
 TOKEN_BYTES_MAX: Final = 2048
-# The server's secret signs other things as well; nothing that it signs there may pass for one of these.
+# The server's secret signs other things too. This prefix prevents that one of those is accepted as a token.
 _PURPOSE: Final = b"millstream url token 1"
 
 
 class UrlGrant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a token in a URL allows: reading this one stream, until then, on behalf of its maker."""
+    """What a URL token allows: reading one stream until a time, on behalf of its maker."""
 
     bucket: str
     stream: str
@@ -48,7 +48,7 @@ def make_url_token(secret: bytes, grant: UrlGrant) -> str:
 
 
 def read_url_token(secret: bytes, token: str, now_ms: int) -> UrlGrant:
-    """What a token allows, once it is known to be ours and alive; Unauthorized repeats nothing of it."""
+    """The grant of a token with a valid signature that has not expired; Unauthorized repeats nothing of the token."""
     signed, dot, signature = token.partition(".")
     if (
         not dot
@@ -58,7 +58,7 @@ def read_url_token(secret: bytes, token: str, now_ms: int) -> UrlGrant:
         or not hmac.compare_digest(_signature(secret, signed), signature)
     ):
         raise Unauthorized("the token in the URL is not valid", code="invalid_token")
-    # The signature vouches for the form of what it signs.
+    # Only this server signs tokens, so signed content has the right form.
     encoded = signed.removeprefix(PREFIX)
     grant = _GRANT.decode(urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
     if now_ms >= grant.expires_at_ms:

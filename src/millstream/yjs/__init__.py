@@ -1,9 +1,9 @@
-"""Yjs documents over streams: their names, their framing, their compaction. The HTTP routes are the server's.
+"""Yjs documents over streams: their names, framing and compaction. The HTTP routes are in `server/api`.
 
-A service's documents live in the bucket of that name: document `path` is the byte stream `docs/{path}`, its awareness
-streams are `awareness/{path}/{name}`. They are ordinary streams, so listings, feeds, Parquet and Spark show them as
-such; each message holds one or more lib0-framed Yjs updates, exactly as a client sent them. A document's snapshot is
-its stream's snapshot, published without trimming.
+The documents of a service are in the bucket of that name: document `path` is the byte stream `docs/{path}`, and its
+awareness streams are `awareness/{path}/{name}`. They are ordinary streams, so listings, feeds, Parquet and Spark show
+them as such. Each message holds one or more lib0-framed Yjs updates, exactly as a client sent them. A document's
+snapshot is its stream's snapshot, published without trimming.
 
 From Python, with `pip install 'millstream[yjs]'`, a document is its snapshot and the updates after it, applied to a
 `pycrdt.Doc`:
@@ -35,7 +35,7 @@ __all__ = ["AppliesUpdates", "apply_updates", "frame_update", "split_frames"]
 
 
 class AppliesUpdates(Protocol):
-    """A `pycrdt.Doc`, or whatever else takes Yjs updates."""
+    """A `pycrdt.Doc`, or any other object that takes Yjs updates."""
 
     def apply_update(self, update: bytes) -> None: ...
 

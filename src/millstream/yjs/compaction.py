@@ -1,9 +1,9 @@
-"""Compaction: a document's updates become a snapshot, so that who joins late need not read them all (Yjs protocol §8).
+"""Compaction: merges a document's updates into a snapshot, so that new readers need not read them all (Yjs §8).
 
-One document at a time, each at most once at a time. The merging happens in a process of its own; here only bytes are
-passed on, a slice between requests. A snapshot counts when the record that names it is durable, and only that record
-ends the one before it: a crash at any point leaves the old one. History stays, unless `retention` says how old it may
-get. What fails is told in the log and tried again when as much as the threshold has been added.
+Documents are compacted one at a time. A separate process merges; this module only passes bytes to it, in slices between
+requests. A snapshot counts once the record that names it is durable, and only that record replaces the snapshot before
+it, so a crash at any point leaves the old one. History is kept, unless `retention` limits its age. A failure is logged,
+and retried when the document has grown by the threshold again.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ HEAD_BYTES_MAX: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
     threshold_bytes: int = 1 << 20
-    # How long history stays readable although a snapshot stands for it; None is for ever.
+    # How long history stays readable after a snapshot covers it; None keeps it for ever.
     retention_seconds: float | None = None
     snapshot_bytes_max: int = 128 << 20
-    # Address space of the process that merges.
+    # The address space limit of the merging process.
     merging_bytes_max: int = 1 << 30
 
 
@@ -66,29 +66,29 @@ class Compactor:
         self._shard = shard
         self.limits = limits
         self._is_possible = is_possible()
-        # Incarnations whose turn will come, or whose turn it is.
+        # The incarnations of documents that are queued or being compacted.
         self._waiting: deque[int] = deque()
         self._known: set[int] = set()
-        # How long documents must get before what failed is tried again.
+        # The tail that a document must reach before a failed compaction is retried.
         self._postponed: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def consider(self, stream: Stream) -> None:
-        """Compact a document, soon, if it has grown enough since its snapshot."""
+        """Queue a document for compaction if it has grown enough since its snapshot."""
         if stream.tail - _covered(stream) < self.limits.threshold_bytes or not self._is_possible:
             return
         incarnation = stream.incarnation
         if incarnation in self._known or stream.tail < self._postponed.get(incarnation, 0):
             return
         if len(self._waiting) >= WAITING_MAX:
-            return  # its next update asks again
+            return  # the document's next update calls this again
         self._known.add(incarnation)
         self._waiting.append(incarnation)
         if self._task is None:
             self._task = self._shard.supervisor.start("yjs compaction", self._run)
 
     async def stop(self) -> None:
-        """Give up what is under way: nothing is lost by that, the next update after a restart asks again."""
+        """Cancel the current compaction. Nothing is lost: the next update after a restart queues the document again."""
         await end(self._task)
 
     async def _run(self) -> None:
@@ -101,7 +101,7 @@ class Compactor:
             finally:
                 self._known.discard(incarnation)
             if stream is not None and not stream.deleted:
-                self.consider(stream)  # it may have grown as much again meanwhile
+                self.consider(stream)  # it may have grown by the threshold again meanwhile
         self._task = None
 
     async def _try(self, stream: Stream) -> None:
@@ -110,11 +110,11 @@ class Compactor:
             self._postponed.pop(stream.incarnation, None)
             return
         except NotFound:
-            return  # it was deleted meanwhile
+            return  # deleted meanwhile
         except (MillstreamError, OSError) as error:
             logger.warning("document %s was not compacted, its updates stay as they are: %s", stream.key, error)
         except Exception:
-            # A defect of ours, met in one document: the others wait behind it in line, and must not wait for ever.
+            # A defect that one document triggers must not stop the compaction of the others in the queue.
             logger.exception("document %s was not compacted, its updates stay as they are", stream.key)
         if len(self._postponed) >= WAITING_MAX:
             self._postponed.clear()
@@ -122,7 +122,7 @@ class Compactor:
 
     async def _compact(self, stream: Stream) -> None:
         start, end, snapshot = _covered(stream), stream.tail, stream.snapshot
-        # What is here now can be read even if it is trimmed or deleted meanwhile.
+        # These messages stay readable even if the document is trimmed or deleted meanwhile.
         cut = self._shard.reader.cut(stream, start, end)
         upload = self._shard.blobs.begin(self._shard.clock.random_bytes(16))
         try:
@@ -144,7 +144,7 @@ class Compactor:
 
     async def _merge(self, pieces: AsyncIterator[bytes], upload: Upload) -> dict[str, Any]:
         command = [sys.executable, "-m", "millstream.yjs.merging", str(self.limits.merging_bytes_max)]
-        # In a group of its own, with the children it makes: whoever ends it ends them.
+        # In its own process group, with its children, so that all of them can be killed together.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, limit=PIECE_BYTES, start_new_session=True
         )
@@ -173,10 +173,10 @@ class Compactor:
                 await process.stdin.drain()
             process.stdin.close()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it ended early; how, its exit code tells
+            pass  # the process ended early; its exit code says why
 
     async def _input(self, snapshot: SnapshotRef | None, cut: list[Messages | ColdPiece]) -> AsyncIterator[bytes]:
-        """The snapshot so far and the messages after it, as the merging process reads them."""
+        """The current snapshot and the messages after it, in the format that the merging process reads."""
         yield LENGTH.pack(snapshot.size if snapshot is not None else 0)
         if snapshot is not None:
             async for piece in await self._shard.blobs.open(snapshot):
@@ -224,7 +224,7 @@ class Compactor:
         )
 
     async def _trim(self, stream: Stream, snapshot_offset: int) -> None:
-        """Give up the history that is older than it need be; never what no snapshot stands for."""
+        """Trim history that is older than the retention, but nothing that no snapshot covers."""
         if self.limits.retention_seconds is None:
             return
         oldest_ms = self._shard.expiry_clock.now_ms() - int(self.limits.retention_seconds * 1000)
@@ -234,5 +234,5 @@ class Compactor:
 
 
 def _covered(stream: Stream) -> int:
-    """Up to where a document's snapshot stands for its updates."""
+    """The offset up to which the document's snapshot covers its updates."""
     return stream.snapshot.offset if stream.snapshot is not None else stream.earliest

@@ -1,13 +1,13 @@
-"""The process that merges a document's updates: it reads them, applies them to a `pycrdt.Doc`, writes the snapshot.
+"""The process that merges a document's updates: it reads them, applies them to a `pycrdt.Doc`, writes a snapshot.
 
     python -m millstream.yjs.merging MEMORY_BYTES < updates > snapshot
 
-It is a process of its own because pycrdt holds the interpreter while it works, and because what it works on came from
-anybody. An update can end the process that reads it: nested deep enough it overflows the stack, which no `except` sees.
-So each attempt is made by a child with limits of its own, which notes what it is about to do before it does it. If the
-child dies, the update that killed it is left out, and another child tries; provided that the update kills a child by
-itself, too. If it does not, something else is wrong, memory perhaps, and leaving a good update out would be worse than
-to have no new snapshot. `pipe` says what is read and written; nothing is known here of streams or shards.
+It is a separate process because pycrdt holds the interpreter lock while it works, and because any client may have sent
+the updates. An update can kill the process that reads it: deep nesting overflows the stack, which no `except` can
+catch. So each attempt runs in a child process with its own limits. The child writes down each step before it takes it.
+If the child dies, the update it was working on is left out and another child tries again, but only if that update alone
+kills a child too. Otherwise the cause is something else, such as memory, and no new snapshot is better than one without
+a valid update. `pipe` defines the input and output. This module knows nothing of streams or shards.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from millstream.yjs.pipe import LENGTH, pack_records, unpack_records
 
 SKIPPED_TOLD_MAX: Final = 100
 NICENESS: Final = 10
-# Processor time of one attempt.
+# The processor time limit of one attempt.
 ATTEMPT_SECONDS: Final = 60
 DEADLY_UPDATES_MAX: Final = 20
 
-# What a child may be about to do, beside the number of an update.
+# The steps a child writes down, besides the number of an update.
 _NOTHING: Final = 0xFFFFFFFF
 _ENCODING: Final = 0xFFFFFFFE
 
 
 class Update(NamedTuple):
-    """An update, and where in the input its message starts."""
+    """An update, and where its message starts in the input."""
 
     place: int
     data: bytes
 
 
 class Merged(NamedTuple):
-    """The snapshot, and what could not be part of it: where, and why."""
+    """The snapshot, and what was left out of it: where, and why."""
 
     snapshot: bytes
     skipped: list[tuple[int, str]]
 
 
 class Built(NamedTuple):
-    """What came of the updates: a snapshot, and the numbers of those that are not in it, with the reason."""
+    """The result of an attempt: a snapshot, and the numbers of updates that are not in it, with the reason for each."""
 
     snapshot: bytes
     malformed: dict[int, str]
 
 
 class Died(NamedTuple):
-    """How an attempt's process ended, and which update it was at; None if at all of them."""
+    """How a child process ended, and which update it was working on; None if it was working on all of them."""
 
     number: int | None
     how: str
@@ -71,7 +71,7 @@ class Died(NamedTuple):
 
 Note = Callable[[int], None]
 Attempt = Callable[[list[Update], Mapping[int, str]], Built | Died]
-"""Build a document of updates, without those that are named."""
+"""Builds a document from updates, leaving out the given ones."""
 
 
 def build_in_process(updates: list[Update], left_out: Mapping[int, str], note: Note = lambda number: None) -> Built:
@@ -81,7 +81,7 @@ def build_in_process(updates: list[Update], left_out: Mapping[int, str], note: N
 
 
 def merge(snapshot: bytes, messages: list[bytes], attempt: Attempt = build_in_process) -> Merged:
-    """One update that stands for a snapshot and the messages after it. Places count from the first message on."""
+    """One update that represents a snapshot and the messages after it. Places count from the first message."""
     updates, skipped = _split(snapshot, messages)
     deadly: dict[int, str] = {}
     while isinstance(outcome := attempt(updates, deadly), Died):
@@ -104,7 +104,7 @@ def _check_snapshot(snapshot: bytes, malformed: Mapping[int, str]) -> None:
 
 
 def _split(snapshot: bytes, messages: list[bytes]) -> tuple[list[Update], list[tuple[int, str]]]:
-    """The snapshot, if there is one, and the updates in the messages; and the messages that are not framed."""
+    """The snapshot, if there is one, and the updates in the messages; and the messages whose framing is invalid."""
     skipped: list[tuple[int, str]] = []
     updates = [Update(0, snapshot)] if snapshot else []
     place = 0
@@ -117,16 +117,16 @@ def _split(snapshot: bytes, messages: list[bytes]) -> tuple[list[Update], list[t
     return updates, skipped
 
 
-# -- attempts, each in a process of its own --------------------------------------------------------------------
+# -- attempts, each in its own process -------------------------------------------------------------------------
 
 
 def build_in_child(memory_bytes: int, updates: list[Update], left_out: Mapping[int, str]) -> Built | Died:
-    """The same as `build_in_process` in a child that may die of it."""
+    """Run `build_in_process` in a child process, which may die."""
     with mmap.mmap(-1, LENGTH.size) as noted, tempfile.TemporaryFile() as result:
         LENGTH.pack_into(noted, 0, _NOTHING)
         child = os.fork()
         if child == 0:
-            # Whatever happens, a child must not go on as if it were its parent.
+            # In every case the child must exit here and not return into its parent's code.
             try:
                 _limit(memory_bytes)
                 built = build_in_process(updates, left_out, lambda number: LENGTH.pack_into(noted, 0, number))
@@ -150,7 +150,7 @@ def build_in_child(memory_bytes: int, updates: list[Update], left_out: Mapping[i
 def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (ATTEMPT_SECONDS, ATTEMPT_SECONDS))
-    # Beside what the updates themselves take, which are in memory already.
+    # Added to what the updates themselves take, which are in memory already.
     allowed = _address_space() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
 
@@ -166,7 +166,7 @@ def _exit_reason(status: int) -> str:
 
 
 def _bisect(updates: list[Update], left_out: Mapping[int, str], attempt: Attempt) -> int:
-    """The first update with which those before it cannot be merged."""
+    """The first update that cannot be merged with those before it."""
     sound, deadly = 0, len(updates)
     while deadly - sound > 1:
         middle = (sound + deadly) // 2
@@ -178,7 +178,7 @@ def _bisect(updates: list[Update], left_out: Mapping[int, str], attempt: Attempt
 
 
 def _build(updates: list[Update], left_out: Mapping[int, str], note: Note) -> tuple[pycrdt.Doc[Any], dict[int, str]]:
-    """A document of all updates that can be applied, and the numbers of those that cannot, with the reason."""
+    """A document of all updates that can be applied, and the numbers of those that cannot, with the reason for each."""
     malformed = dict(left_out)
     while True:
         doc: pycrdt.Doc[Any] = pycrdt.Doc()
@@ -190,7 +190,7 @@ def _build(updates: list[Update], left_out: Mapping[int, str], note: Note) -> tu
                 doc.apply_update(update.data)
             except ValueError as error:  # it could not be decoded, so nothing of it was applied
                 malformed[number] = str(error)
-            except BaseException as error:  # a panic is no Exception; the document may be half changed: begin anew
+            except BaseException as error:  # a panic is no Exception; the document may be half changed: start again
                 malformed[number] = str(error) or type(error).__name__
                 break
         else:
@@ -198,8 +198,8 @@ def _build(updates: list[Update], left_out: Mapping[int, str], note: Note) -> tu
 
 
 def _encode(doc: pycrdt.Doc[Any], updates: list[tuple[int, bytes]], note: Note) -> bytes:
-    """The document as one update, with what waits in vain for something it depends on: that may still arrive, and
-    `Doc.get_update` leaves it out."""
+    """The document as one update, including updates that wait for others they depend on. Those may still arrive, and
+    `Doc.get_update` leaves the waiting ones out."""
     note(_ENCODING)
     state = doc.get_state()
     clocks = _clocks(state)
@@ -213,7 +213,7 @@ def _encode(doc: pycrdt.Doc[Any], updates: list[tuple[int, bytes]], note: Note) 
 
 
 def _clocks(state: bytes) -> dict[int, int]:
-    """A state vector: how far each client's changes are known."""
+    """Decode a state vector: how many changes of each client are known."""
     count, position = read_varuint(state, 0)
     clocks: dict[int, int] = {}
     for _ in range(count):
@@ -223,7 +223,7 @@ def _clocks(state: bytes) -> dict[int, int]:
 
 
 def _is_waiting(rest: bytes, clocks: dict[int, int]) -> bool:
-    """Whether an update's difference to the document has changes in it, or deletes what is not there yet."""
+    """Whether an update's difference to the document contains changes, or deletes items that are not there yet."""
     if rest == b"\0\0":
         return False
     changes, position = read_varuint(rest, 0)
@@ -242,8 +242,8 @@ def _is_waiting(rest: bytes, clocks: dict[int, int]) -> bool:
 
 
 def main() -> None:
-    os.nice(NICENESS)  # requests go first
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic prints before it can be caught
+    os.nice(NICENESS)  # requests have priority
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic prints to standard error before it can be caught
     snapshot, *messages = unpack_records(sys.stdin.buffer.read())
     try:
         merged = merge(snapshot, messages, partial(build_in_child, int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Names: which streams a Yjs document has, and the URL paths that spell documents (Yjs protocol §4, §12.2)."""
+"""The streams of a Yjs document, and the URL paths that name documents (Yjs protocol §4, §12.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DOCUMENTS: Final = "docs"
 
 
 class Document(NamedTuple):
-    """A document of a service. Its streams are in the bucket that has the service's name."""
+    """A document of a service. Its streams are in the bucket that is named like the service."""
 
     service: str
     path: str
@@ -25,7 +25,7 @@ class Document(NamedTuple):
 
     @property
     def key(self) -> StreamKey:
-        """The stream of its updates."""
+        """The stream of the document's updates."""
         return StreamKey(self.service, f"{_DOCUMENTS}/{self.path}")
 
     def awareness_key(self, name: str) -> StreamKey:
@@ -41,7 +41,7 @@ class Document(NamedTuple):
         return f"awareness/{self.path}/"
 
     def owns_awareness(self, key: StreamKey) -> bool:
-        """Whether a stream is one of its awareness streams, and not one of a document below it."""
+        """Whether a stream is an awareness stream of this document, and not of a document below it."""
         rest = key.stream.removeprefix(self.awareness_prefix)
         return key.bucket == self.service and rest != key.stream and "/" not in rest
 
@@ -58,7 +58,7 @@ def parse_document(path: bytes) -> Document:
         raise InvalidRequest(f"{service!r} is a reserved name and no service", hint="choose another service name")
     document = Document(service, "/".join(segments[2:]))
     try:
-        # Whoever can edit a document can be seen in it: the longest of its usual names must fit.
+        # Every document that can be edited needs awareness streams, so the longest usual awareness name must fit too.
         document.awareness_key(AWARENESS_DEFAULT)
     except InvalidRequest as error:
         room = KEY_BYTES_MAX - len(f"{service}/awareness//{AWARENESS_DEFAULT}".encode())

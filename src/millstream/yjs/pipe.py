@@ -1,8 +1,8 @@
-"""What the server and the process that merges updates say to each other, byte by byte.
+"""The format in which the server and the merging process exchange data, byte by byte.
 
-To the process: records, each a length (4 bytes, little-endian) and so many bytes. The first is the snapshot so far,
-empty if there is none; each further one is a message of the stream. From the process: one such record with JSON
-(`skipped`: pairs of place and reason, `skipped_count`; or `error`), and then the new snapshot, up to the end.
+To the process: records, each a length (4 bytes, little-endian) and that many bytes. The first record is the current
+snapshot, empty if there is none; each further one is a message of the stream. From the process: one such record with
+JSON (`skipped`: pairs of place and reason, `skipped_count`; or `error`), then the new snapshot until the end.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ logger = logging.getLogger("millstream.access_log")
 
 
 def log_access(request: Request, response: Response, seconds: float) -> None:
-    """One line for an answer. The path is what it names; the query may hold anything and is left out."""
+    """Log one line for an answer. The path is logged, the query is not, because it may hold anything."""
     logger.info(
         "%s %s %d",
         request.method,

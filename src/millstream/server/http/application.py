@@ -1,4 +1,4 @@
-"""What an adapter serves: whoever answers requests, however many shards or nodes stand behind."""
+"""The interface between adapters and the application, whatever number of shards or nodes is behind it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ class Application(Protocol):
         ...
 
     def handle(self, request: Request) -> Answer:
-        """Answer a request, now or later, whatever happens."""
+        """Answer a request, now or later. Never raises."""
         ...
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
-        """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
+        """Where a request's body goes while it arrives, None for memory; and how large it may be."""
         ...
 
     def refusal_of_head(self, request: Request) -> Response | None:
-        """The answer to a request whose body need not be awaited, since it would be refused."""
+        """The refusal of a request, judged by its head alone, so that its body need not be received; None to receive
+        it."""
         ...
 
     def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
-        """Called with what became of a request, whoever decided that; returns what is to be sent."""
+        """Called with the outcome of every request, also of those that an adapter refused; returns what is to be
+        sent."""
         ...
 
     def worded(self, target: bytes, refusal: Response) -> Response:
-        """A refusal that an adapter gives by itself, in the words of the protocol that its target belongs to."""
+        """An adapter's own refusal, in the error format of the protocol that the target belongs to."""
         ...

@@ -25,13 +25,13 @@ from millstream.server.http.messages import (
     new_id,
 )
 
-# How soon after a signal a live read ends that came after it.
+# How soon a live read ends that begins after a stop signal.
 END_SECONDS: Final = 0.1
 
-# How long a client that was refused before its body had arrived may go on sending it.
+# How long a client that was refused early may go on sending its body.
 LINGER_SECONDS: Final = 2.0
 
-# What stands in a path as it is (RFC 3986 §3.3), and what no server would have passed on as it is.
+# Characters that need no encoding in a path (RFC 3986 §3.3), and characters that must be encoded.
 PATH_CHARACTERS: Final = "/!$&'()*+,;=:@-._~"
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x20\x7f]")
 
@@ -101,7 +101,7 @@ class Exchange:
         for name, value in scope["headers"]:
             name = name.lower()
             headers[name] = headers[name] + b", " + value if name in headers else value
-        # Below a mount point the application sees its own paths; its URLs to the outside keep the prefix.
+        # Below a mount point the application sees its own paths; the URLs that it gives out keep the prefix.
         mount = quote(scope.get("root_path", ""), safe=PATH_CHARACTERS)
         path = _raw_path(scope).removeprefix(mount.encode())
         if _UNSENDABLE.search(path + scope["query_string"]) is not None:
@@ -126,7 +126,7 @@ class Exchange:
         return request
 
     async def _body(self, path: bytes, upload: Upload | None, limit: int) -> bytes | None:
-        """The request's body, or None if it did not arrive whole; an upload takes it chunk by chunk."""
+        """The request's body, or None if it did not arrive completely. An upload receives it chunk by chunk."""
         body, size = bytearray(), 0
         while True:
             message = await self._receive()
@@ -151,9 +151,9 @@ class Exchange:
                 return bytes(body)
 
     async def _refuse(self, path: bytes, refusal: Response, method: str) -> None:
-        """Answer before the body has arrived, and take in for a while what still arrives. A server that closed its
-        connection at once would reset it, and the client might lose the answer."""
-        # Asking for the body of a client that waits to be asked would make it send it.
+        """Answer before the body has arrived, and go on receiving for a while. A server that closed the connection at
+        once would reset it, and the client might lose the answer."""
+        # Receiving would send 100 Continue to a client that waits for it, and make it send the body.
         is_sending = not any(name.lower() == b"expect" for name, _ in self._scope["headers"])
         await self._respond(self._app.worded(path, refusal), method, self._id, lingers=is_sending)
 
@@ -186,8 +186,8 @@ class Exchange:
 
 
 def _raw_path(scope: Scope) -> bytes:
-    """The path as it was sent. A server that gives only the decoded one makes us encode it again: what is in it goes
-    into `Location`, and a decoded path may hold anything."""
+    """The path as it was sent. If the ASGI server gives only the decoded path, it is encoded again: parts of it go into
+    `Location`, and a decoded path may hold any character."""
     raw: bytes | None = scope.get("raw_path")
     if raw is None:
         return quote(scope["path"].encode(errors="surrogateescape"), safe=PATH_CHARACTERS).encode()
@@ -195,7 +195,7 @@ def _raw_path(scope: Scope) -> bytes:
 
 
 class _AsgiSink:
-    """Carries a streamed body: what is written gathers in a bounded buffer while `send` waits for the client."""
+    """The sink of a streamed body: a bounded buffer while `send` waits for the client."""
 
     def __init__(self, send: Send, buffer_bytes_max: int) -> None:
         self._send = send

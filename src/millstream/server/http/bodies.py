@@ -1,4 +1,4 @@
-"""Bodies: of answers, produced step by step at the pace the client reads them; and of requests, read as JSON."""
+"""Bodies of answers, produced at the pace at which the client reads; and bodies of requests, parsed as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("millstream.server")
 
 
 class GeneratedBody:
-    """Sends what an async iterator yields; takes the next piece only when the last one has been read."""
+    """Sends what an async iterator yields; asks for the next piece only when the client has read the last one."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces = pieces
@@ -35,7 +35,7 @@ class GeneratedBody:
                 await self._may_write.wait()
         except asyncio.CancelledError:
             raise
-        except Exception:  # half of an answer is sent already: only a broken connection tells the client
+        except Exception:  # part of the answer is sent already, so only a broken connection can tell the client
             logger.exception("a response could not be completed")
             sink.abort()
         else:
@@ -50,7 +50,7 @@ class GeneratedBody:
 
 
 def json_object(request: Request) -> dict[str, Any]:
-    """The JSON object that a request's body holds; an empty body is an empty one."""
+    """The JSON object in a request's body; an empty body is an empty object."""
     try:
         body = msgspec.json.decode(request.body) if request.body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Who may keep an answer: what needed a token, only its holder.
+"""Cache-Control: an answer that needed a token may be cached by the token's holder only.
 
-Handlers say how long an answer lasts as if everybody might have it. Every answer passes here on its way out, whichever
-handler, node or adapter it comes from, so no handler can forget that reading needed a token.
+Handlers set cache fields as if the answer were public. Every answer passes through here on its way out, from whichever
+handler, node or adapter, so no handler can forget that reading needed a token.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _ABOUT_SHARING: Final = frozenset({b"", b"public", b"private"})
 
 
 def never(fields: Fields) -> Fields:
-    """The fields of an answer that nobody may keep, not even its reader: its URL is good for a while only."""
+    """The fields of an answer that nobody may cache, because its URL is valid for a limited time only."""
     return _with_line(fields, lambda line: b"cache-control: private, no-store\r\n" + _VARY)
 
 
 def private(fields: Fields) -> Fields:
-    """The fields of an answer for one principal alone: `private`, and another one's token asks for another answer."""
+    """The fields of an answer for one principal: `private`, and varying with the Authorization header."""
     if b"\r\n" + _VARY in fields:
-        return fields  # another node has seen to it
+        return fields  # another node has done it already
     return _with_line(fields, _private_line)
 
 
 def _with_line(fields: Fields, replaced: Callable[[bytes], Fields]) -> Fields:
-    """The fields with another line about caches, in the place of the one there is."""
-    # Looked for at the start of a line: the values of other fields, content types for one, are anybody's words.
+    """The fields with the cache-control line replaced."""
+    # Searched for at the start of a line, because values of other fields, such as content types, are chosen by clients.
     start = 0 if fields.startswith(_NAME) else fields.find(b"\r\n" + _NAME) + 2
     if start == 1:
         return fields + replaced(_NAME)

@@ -1,4 +1,4 @@
-"""Errors as HTTP: the one place that knows their status codes."""
+"""Errors as HTTP responses: the only module that knows their status codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from millstream.server.http.messages import Request, Response
 
 logger = logging.getLogger("millstream.server")
 
-# Most specific first.
+# Subclasses come before their base classes.
 _STATUS: tuple[tuple[type[MillstreamError], int], ...] = (
     (PayloadTooLarge, 413),
     (InvalidRequest, 400),
@@ -61,7 +61,7 @@ def status_of(error: MillstreamError) -> int:
 
 def error_response(error: MillstreamError) -> Response:
     if error.code == "object_not_found":
-        # The stream that was asked for exists: that the store lacks an object of it is no "not found" to the caller.
+        # The requested stream exists; a missing object in the store must not look like a missing stream.
         error = ObjectMissing(error.message, hint=error.hint, retry_after_seconds=RETRY_SECONDS)
     fields = b"cache-control: no-store\r\n"
     if isinstance(error, StreamClosed):
@@ -85,7 +85,7 @@ def error_response(error: MillstreamError) -> Response:
 
 
 def defect_response(request: Request) -> Response:
-    """Log the exception that is being handled, which no part expected, and answer its request."""
+    """Log the unexpected exception that is being handled, and return a response for its request."""
     logger.exception("%s %r failed", request.method, request.path, extra={"request_id": request.id})
     return problem(500, "internal_error", "the server failed to handle this request; its log says why")
 
@@ -101,7 +101,7 @@ def problem(
     return Response(status, b"content-type: application/json\r\n" + fields, msgspec.json.encode({"error": error}))
 
 
-# The Yjs protocol has codes of its own (its §10); what it does not name keeps our word for it.
+# The error codes of the Yjs protocol (§10); a code that it does not define is kept.
 _YJS_CODES: dict[int, str] = {
     400: "INVALID_REQUEST",
     401: "UNAUTHORIZED",
@@ -111,7 +111,7 @@ _YJS_CODES: dict[int, str] = {
     410: "OFFSET_EXPIRED",
     429: "RATE_LIMITED",
 }
-# Statuses that mean one thing there may mean several here.
+# Yjs codes by our own code, where one status has several Yjs codes.
 _YJS_CODES_BY_OURS = {
     Gone.code: "DOCUMENT_NOT_FOUND",
     ProducerFenced.code: "PRODUCER_FENCED",
@@ -121,12 +121,12 @@ _YJS_CODES_BY_OURS = {
 
 
 def yjs_error(response: Response) -> Response:
-    """An error as the Yjs protocol words it."""
+    """An error in the format of the Yjs protocol."""
     assert isinstance(response.body, bytes)
     error: dict[str, object] = msgspec.json.decode(response.body)["error"]
     code, status = str(error["code"]), response.status
     if code.isupper():
-        return response  # another node has worded it already
+        return response  # another node has converted it already
     if code == Gone.code:
         status = 404
     error["code"] = _YJS_CODES_BY_OURS.get(code) or _YJS_CODES.get(status, code.upper())

@@ -1,4 +1,4 @@
-"""The limits of the HTTP side, from the configuration, which has their defaults; docs/behaviour.md explains each."""
+"""Limits of the HTTP server, from the configuration, which has the defaults; docs/behaviour.md explains each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HttpLimits:
     incoming_bytes_max: int
     body_bytes_per_second_min: int
     address_connections_max: int
-    # Whose connections are not counted by address: proxies, which have many clients, and this machine.
+    # Addresses whose connections are not counted: proxies, which have many clients, and this machine.
     trusted_proxies: frozenset[str]
     exempt_loopback: bool
 

@@ -1,4 +1,4 @@
-"""Requests and responses as handlers see them, the same under every adapter."""
+"""Requests and responses as handlers see them, independent of the adapter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._~%-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:
 HOST_BYTES_MAX: Final = 300
 QUERY_BYTES_CACHED_MAX: Final = 256
 
-# Request ids that clients send are kept if they can stand in a log as they are.
+# A client's request id is kept if it is safe to write into a log.
 _SANE_ID: Final = re.compile(rb"[A-Za-z0-9._~:/+=@-]{1,128}")
 _ID_PREFIX: Final = SystemClock().random_bytes(5).hex().encode()
 _ID_NUMBERS: Final = count(1)
@@ -36,7 +36,7 @@ STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
 }
 
-# §10.7 for every response. CORS fields do not depend on the request, so a shared cache may keep them.
+# Fields of every response (§10.7). CORS fields do not depend on the request, so a shared cache may keep them.
 COMMON_FIELDS: Final = (
     b"x-content-type-options: nosniff\r\n"
     b"cross-origin-resource-policy: cross-origin\r\n"
@@ -45,15 +45,15 @@ COMMON_FIELDS: Final = (
 )
 
 
-# What a stream or a snapshot holds is somebody's bytes under somebody's content type. A browser that is pointed at it
-# shows it as a document of no origin: no script in it runs, least of all as if it were the console's.
+# Streams and snapshots hold content that clients chose, under content types that clients chose. These fields make a
+# browser show it as a sandboxed document: no script in it runs, and none runs with the console's origin.
 SANDBOX: Final = b"content-security-policy: sandbox\r\n"
 
 
 class Request(msgspec.Struct, eq=False):
-    """One request, body included. `headers` has lower-case names; a repeated one is joined with commas.
+    """One request, body included. `headers` has lower-case names; a repeated header is joined with commas.
 
-    A struct, as a response is: making one costs a third of what a plain class with slots does, for every request.
+    It is a struct, like Response, because that takes a third of the time that a class with slots takes to create.
     """
 
     method: str
@@ -63,28 +63,28 @@ class Request(msgspec.Struct, eq=False):
     body: bytes
     _base_url: str | None = None
     client: Client | None = None
-    # Where a large body was put while it arrived; `body` is empty then.
+    # Where a large body was stored while it arrived; `body` is empty then.
     upload: Upload | None = None
-    # When its handling began, if that is measured.
+    # When handling began, if the request is timed.
     started: float = 0.0
-    # Under which name the request is measured; None until it is routed.
+    # The series that counts the request; None until it is routed.
     series: RouteSeries | None = None
-    # Whether it needs no token where others do: only then may its answer be kept by caches that many share.
+    # Whether the request needs no token although others do; then shared caches may keep its answer.
     is_open: bool = False
-    # Who the gate says sent it.
+    # The principal, as the gate determined it.
     principal: Principal | None = None
-    # In a cluster: the field that says as what this node answers, judged when the answer goes out.
+    # In a cluster: gives this node's role header when the answer is sent.
     role: Callable[[], Fields] | None = None
 
     @property
     def id(self) -> str:
-        """What the request is called in logs: the client's X-Request-Id, or one that its connection made up."""
+        """The request's id in logs: the client's X-Request-Id, or one that the connection generated."""
         name = given_id(self.headers) or (self.client.request_id() if self.client is not None else b"")
         return name.decode("latin-1")
 
     @property
     def address(self) -> str:
-        """Where the connection comes from."""
+        """The address of the connection's other end."""
         return self.client.address if self.client is not None else ""
 
     @property
@@ -98,24 +98,24 @@ class Request(msgspec.Struct, eq=False):
 
 
 class Client(Protocol):
-    """Who sent a request, as its adapter knows it."""
+    """The sender of a request, as its adapter knows it."""
 
     @property
     def address(self) -> str: ...
 
     def request_id(self) -> bytes:
-        """The name of the request that is being handled, if the client gave it none."""
+        """The generated id of the request that is being handled, used if the client gave none."""
         ...
 
 
 def given_id(headers: dict[bytes, bytes]) -> bytes | None:
-    """The X-Request-Id that a client sent, if it is one that can stand in a log."""
+    """The X-Request-Id that a client sent, if it is safe to write into a log."""
     given = headers.get(b"x-request-id")
     return given if given is not None and _SANE_ID.fullmatch(given) is not None else None
 
 
 def new_id() -> bytes:
-    """A name that nothing else in this or another run of the server has."""
+    """An id that is unique over all runs of the server."""
     return b"%b-%x" % (_ID_PREFIX, next(_ID_NUMBERS))
 
 
@@ -123,7 +123,7 @@ class Sink(Protocol):
     """Where a streamed body goes."""
 
     def write(self, data: bytes) -> bool:
-        """Send; False asks to wait for `BodyStream.resume` before writing more."""
+        """Send data; False asks to wait for `BodyStream.resume` before writing more."""
         ...
 
     def finish(self) -> None:
@@ -131,7 +131,7 @@ class Sink(Protocol):
         ...
 
     def abort(self) -> None:
-        """The body cannot be completed: break the connection, so that nobody takes it for whole."""
+        """The body cannot be completed: break the connection, so that no client takes the body for complete."""
         ...
 
 
@@ -145,7 +145,7 @@ class BodyStream(Protocol):
         ...
 
     def cancel(self) -> None:
-        """The client is gone; write nothing more."""
+        """The client has disconnected; write nothing more."""
         ...
 
 
@@ -158,12 +158,12 @@ class Upload(Protocol):
     def write(self, chunk: bytes) -> None: ...
 
     def discard(self) -> None:
-        """The body did not arrive whole, or is not wanted."""
+        """The body did not arrive completely, or is not needed."""
         ...
 
 
 class Response(msgspec.Struct, eq=False):
-    """An answer. `length` is the size of a streamed body, where it is known beforehand."""
+    """An answer. `length` is the size of a streamed body, if it is known in advance."""
 
     status: int
     fields: Fields = b""
@@ -172,7 +172,7 @@ class Response(msgspec.Struct, eq=False):
 
 
 Answer = Response | Pending[Response]
-"""What a handler gives: a response, or one that will be there."""
+"""What a handler returns: a response, or a pending one."""
 
 
 def base_url_of(scheme: str, host: bytes) -> str:
@@ -190,7 +190,7 @@ def _base_url_of(scheme: str, host: bytes) -> str:
 
 
 def parse_query(raw: bytes) -> dict[str, str]:
-    """The query's parameters; one that is repeated or malformed is refused."""
+    """The parameters of a query; a repeated or malformed parameter is refused."""
     return _parse_query(raw) if len(raw) <= QUERY_BYTES_CACHED_MAX else _parse_query.__wrapped__(raw)
 
 

@@ -1,6 +1,6 @@
-"""What the server counts: requests by route and status, how long they took, bytes sent, and refusals.
+"""What the server counts: requests by route and status, their duration, bytes sent, and refusals.
 
-Bumped by the adapters and the gate as they work; read by `metrics_api`. Knows no requests or responses.
+Adapters and the gate increment the counts; `metrics_api` reads them. Knows no requests or responses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RouteSeries:
         self.seconds = Histogram(REQUEST_SECONDS)
 
     def time(self, seconds: float, weight: int) -> None:
-        """Note how long a request took, which stands for as many as its weight says."""
+        """Record how long a request took. `weight` is the number of requests that it represents."""
         self.seconds.counts[bisect_left(REQUEST_SECONDS, seconds)] += weight
         self.seconds.sum += seconds * weight
 
@@ -39,8 +39,8 @@ class Metrics:
         self.routes: dict[tuple[str, str], RouteSeries] = {}
         self.unrouted = self.series("any", UNROUTED)
         self.sent_bytes = 0
-        # Timing costs two percent of a small append, so of a great many requests only some are timed, each for all
-        # of its fellows. A power of two.
+        # Timing costs two percent of a small append. So under load only one in this many requests is timed, and its
+        # time counts for all of them. A power of two.
         self.timed_one_in = 1
         self.connections = 0
         self.unsent_bytes = 0
@@ -50,12 +50,12 @@ class Metrics:
         self.forbidden = 0
 
     def pace(self, requests_per_second: float, *, times_all: bool) -> None:
-        """Say how many requests there are, for which the share that is timed is chosen."""
+        """Choose the share of requests that are timed, from the current request rate."""
         is_busy = requests_per_second > BUSY_REQUESTS_PER_SECOND and not times_all
         self.timed_one_in = TIMED_ONE_IN if is_busy else 1
 
     def series(self, method: str, route: str) -> RouteSeries:
-        """The series of a method and a route. A client chooses its method freely, so unknown ones share one."""
+        """The series of a method and a route. Clients can send any method, so unknown methods share one series."""
         if method not in METHODS and route != UNROUTED:
             method = "other"
         found = self.routes.get((method, route))

@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and taking a new one while connections go on."""
+"""TLS: the server's certificate, and replacing it while connections stay open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.errors import ConfigurationError
 
 
 def tls_context(section: TlsSection) -> ssl.SSLContext | None:
-    """A context with the certificate that is configured; None without one."""
+    """A context with the configured certificate; None if there is none."""
     if section.cert is None and section.key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -21,7 +21,7 @@ def tls_context(section: TlsSection) -> ssl.SSLContext | None:
 
 
 def reload_certificate(context: ssl.SSLContext, section: TlsSection) -> None:
-    """Use the files as they are now for new connections. A pair that does not fit leaves the old one in use."""
+    """Use the current files for new connections. If certificate and key do not match, the old pair stays in use."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), section)
     _load(context, section)
 

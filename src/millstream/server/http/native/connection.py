@@ -1,13 +1,13 @@
-"""One client's connection: takes its requests one after the other and answers them in order.
+"""One client's connection: handles its requests one after the other and answers them in order.
 
-Between the reader (`reading`) and the writer (`writing`) stands a line of complete requests. The connection moves a
-request from the line to the application, and the answer from the application to the writer; its states, and the
+Between the reader (`reading`) and the writer (`writing`) is a queue of complete requests. The connection moves a
+request from the queue to the application, and the answer from the application to the writer; its states, and the
 reader's, are drawn in `states`. It owns the transport, and so decides when to read on and when to close:
 
-- Reading pauses while as many requests wait in line as may, or as much in them.
-- A large piece is taken in by slices, with a turn of the loop for everybody else after each piece.
-- What has arrived and no handler has yet, incomplete bodies and requests in line, is at most `incoming_bytes_max` over
-  all connections.
+- Reading pauses while the queue is full, by number of requests or by their bytes.
+- A large piece of input is processed in slices, and other connections get a turn of the loop after each piece.
+- Input that no handler has yet, incomplete bodies and queued requests, is limited to `incoming_bytes_max` over all
+  connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millstream.server.http.native.writing import ResponseWriter
 LARGE_PIECE_BYTES: Final = 64 << 10
 SLICE_BYTES: Final = 16 << 10
 
-# Globals, because looking a member up in its class costs more, and this is done several times for every request.
+# Globals, because looking up a member in its class costs more, and this is done several times for every request.
 READY, BLOCKED, SCHEDULED, HANDLING, STREAMING, CLOSING, CLOSED = Answering
 
 _TOO_MUCH_INCOMING: Final = problem(
@@ -69,14 +69,14 @@ class Connection(asyncio.Protocol):
         self._shared = shared
         self._loop = loop
         self._reader = RequestReader(self, shared)
-        self._held = b""  # what has arrived and is not parsed yet
-        self._waiting: deque[tuple[Request, bool, str]] = deque()  # in line, with keep-alive and version
-        self._waiting_bytes = 0  # of their bodies
-        self._incoming_bytes = 0  # these and the body that is arriving, as `shared` has counted them
-        self._request: Request | None = None  # that is at work
-        self._pending: Pending[Response] | None = None  # what will answer it
-        self._body: BodyStream | None = None  # of its answer
-        self._refusal: Response | None = None  # the answer to what came after the requests in line
+        self._held = b""  # input that is not parsed yet
+        self._waiting: deque[tuple[Request, bool, str]] = deque()  # the queue: request, keep-alive, version
+        self._waiting_bytes = 0  # body bytes in the queue
+        self._incoming_bytes = 0  # the queue and the arriving body, as counted in `shared`
+        self._request: Request | None = None  # the request that is being handled
+        self._pending: Pending[Response] | None = None  # its pending answer
+        self._body: BodyStream | None = None  # the streamed body of its answer
+        self._refusal: Response | None = None  # the refusal to send after the queued requests
 
     def request_id(self) -> bytes:
         return self._writer.request_id()
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
             self._feed_slowly(self._held + data)
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may still read the answers, but a live read has lost its reader."""
+        """The client sends no more. It may still read answers, but a live read is ended."""
         if self._is_idle() or self.state is CLOSING or self._is_live_read():
             return False
         self._stop_reading()
@@ -156,8 +156,8 @@ class Connection(asyncio.Protocol):
                 self._refuse(_TOO_MUCH_INCOMING)
 
     def _feed_slowly(self, data: bytes) -> None:
-        """Take in a large piece, but no more requests than may wait. Then it is others' turn: there is more, and the
-        loop would read it at once, up to 32 such pieces, each of which may be full of tiny chunks or requests."""
+        """Process a large piece of input up to the limits of the queue. Then let other connections run: the loop would
+        read more at once, up to 32 such pieces, each of which may be full of tiny chunks or requests."""
         at = 0
         while at < len(data) and self._reader.is_open:
             self._feed(data[at : at + SLICE_BYTES])
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _has_enough(self) -> bool:
-        """Whether as many requests wait as may, or as much in them."""
+        """Whether the queue is full, by number of requests or by their bytes."""
         limits = self._shared.limits
         return len(self._waiting) >= limits.pipelined_requests_max or self._waiting_bytes >= limits.body_bytes_max
 
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         self._incoming_bytes = incoming_bytes
 
     def _stop_reading(self) -> None:
-        """Throw away what is incomplete and what still arrives. Requests in line stay there."""
+        """Discard the incomplete request and all further input. Queued requests stay."""
         self._reader.close()
         self._held = b""
         self._count_incoming()
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
     # -- requests ------------------------------------------------------------------------------------------
 
     def take(self, request: Request, keep_alive: bool, version: str) -> None:
-        """Hand a request to the application, or let it wait in line."""
+        """Pass a request to the application, or queue it."""
         if self.state is not READY:
             self._waiting.append((request, keep_alive, version))
             self._waiting_bytes += len(request.body)
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
         self._reader.continue_sent()
 
     def _schedule(self) -> None:
-        """Begin the next request, but not from within the previous answer: a long pipeline is not a deep stack."""
+        """Begin the next request in a new turn of the loop, so that a long pipeline does not become a deep stack."""
         self.state = SCHEDULED
         self._loop.call_soon(self._begin_next)
 
@@ -248,20 +248,20 @@ class Connection(asyncio.Protocol):
         return (self.state is READY or self.state is BLOCKED) and not self._waiting
 
     def _is_followed(self) -> bool:
-        """Whether something that has arrived already is to be answered after the current request."""
+        """Whether the queue, or a refusal after it, is still to be answered after the current request."""
         return bool(self._waiting) or self._refusal is not None
 
     # -- the application's side ----------------------------------------------------------------------------
 
     def _is_live_read(self) -> bool:
-        """Whether the request at work only waits for something, and is nothing without its reader."""
+        """Whether the current request is a live read, which has no effect and can be cancelled."""
         return self._body is not None or (self._pending is not None and self._pending.is_abandonable)
 
     def _respond(self, outcome: Response | MillstreamError) -> None:
-        """Answer the request at work; they are handled one at a time, so there is no other."""
+        """Answer the current request."""
         request = self._request
         if request is None:
-            return  # the client went away while we worked
+            return  # the client disconnected while the request was handled
         self._pending = None
         response = self._shared.app.answered(request, outcome)
         body = response.body
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
     # -- after an answer -----------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """The answer is written: on to the next request, if there is to be one."""
+        """The answer is written: begin the next request, or close."""
         if self._request is None:
             return  # the connection was lost before the body ended
         writer, reader = self._writer, self._reader
@@ -299,10 +299,10 @@ class Connection(asyncio.Protocol):
             reader.await_next()
 
     def _refuse(self, response: Response) -> None:
-        """Answer what could not become a request, after those before it, and hang up."""
+        """Refuse input that is not a valid request, after the answers to those before it, and close."""
         self._stop_reading()
         if self.state is CLOSING:
-            return  # in the same packet as a request that was the last
+            return  # in the same packet as the connection's last request
         if not self._is_idle():
             self._refusal = response
             return
@@ -316,16 +316,16 @@ class Connection(asyncio.Protocol):
         self.state = CLOSING
         self._stop_reading()
         if self._shared.is_secure and self._reader.state is not CUT_OFF:
-            self._transport.close()  # TLS says goodbye itself, after what is still to be sent
+            self._transport.close()  # TLS sends its close alert itself, after the remaining data
         else:
             self._writer.linger(self._loop)
 
     # -- limits --------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Called at every tick: end what has waited too long."""
+        """Called at every tick: end the connection if it has waited too long."""
         if self._writer.is_stuck(now):
-            self._transport.abort()  # closing would wait for the client to read what it never will
+            self._transport.abort()  # closing would wait for a client that does not read
         elif self._is_idle() and self._reader.is_open and self._reader.is_overdue(now):
             if self._reader.is_receiving:
                 self._refuse(_TOO_LATE)
@@ -333,7 +333,7 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
 
     def retire(self) -> None:
-        """The server is stopping: close, at once or after the current answer."""
+        """The server is stopping: close now, or after the current answer."""
         self._writer.make_last()
         if self._request is None and self.state is not SCHEDULED:
             self._transport.close()

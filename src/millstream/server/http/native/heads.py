@@ -1,4 +1,4 @@
-"""The rules for the head of a request: what is refused before a handler sees it. Pure functions over bytes."""
+"""The rules for the head of a request: what is refused before a handler is called. Pure functions over bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ HEADERS_TOO_LARGE: Final = problem(431, "headers_too_large", "the request line a
 
 
 class Refused(Exception):
-    """What arrives cannot become a request; raised to stop the parser, with the answer if one can still be given."""
+    """Input that is not a valid request. Stops the parser; carries the answer, if one can still be sent."""
 
     def __init__(self, response: Response | None) -> None:
         self.response = response
 
 
 def split_absolute(target: bytes) -> tuple[bytes | None, bytes]:
-    """The authority, path and query of a target in absolute form (`http://host/path?query`); `*` is the server."""
+    """The authority, and path with query, of a target in absolute form (`http://host/path?query`); `*` is the
+    server."""
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
         return None, b"/"
@@ -40,7 +41,7 @@ def check_version(version: str) -> None:
 
 
 def check_coding(version: str, coding: bytes) -> None:
-    """Whoever else reads this request must find the same end of its body (RFC 9112 §6.1)."""
+    """Every intermediary must find the same end of the body (RFC 9112 §6.1)."""
     if version == "1.0":
         raise Refused(problem(400, "malformed_request", "HTTP/1.0 has no Transfer-Encoding"))
     *others, last = (one.strip().lower() for one in coding.split(b","))
@@ -51,8 +52,8 @@ def check_coding(version: str, coding: bytes) -> None:
 
 
 def check_upgrade(method: bytes, headers: dict[bytes, bytes]) -> None:
-    """An upgrade is ignored (RFC 9110 §7.8), but the parser ends the request at its headers: what follows could then
-    not be told from a body."""
+    """An upgrade is ignored (RFC 9110 §7.8). But the parser ends such a request at its headers, so a body could not be
+    told from the next request."""
     if b"content-length" in headers or b"transfer-encoding" in headers or method == b"CONNECT":
         raise Refused(problem(501, "upgrade_not_supported", "this server speaks HTTP/1.1 only"))
 

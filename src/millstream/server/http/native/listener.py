@@ -1,4 +1,4 @@
-"""The listener: accepts connections, looks twice a second whether any waits too long, and ends them when it stops."""
+"""The listener: accepts connections, checks their timeouts twice a second, and ends them when it stops."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class NativeServer:
     async def start(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self._shared.tick()
-        # Two sockets may be bound to one address, and the first that listens has it. uvloop does not report that: it
-        # closes the other and goes on without.
+        # Two sockets may be bound to one address, and the first that listens gets it. uvloop does not report the
+        # failure of the second: it closes it and continues.
         listening.listen(BACKLOG)
         handshake_seconds = self._shared.limits.header_timeout_seconds if self.tls is not None else None
         self._server = await loop.create_server(
@@ -50,11 +50,11 @@ class NativeServer:
         self._ticker = self._app.supervisor.start("timeouts", self._tick, is_vital=True)
 
     def set_limits(self, limits: HttpLimits) -> None:
-        """Limit from now on what arrives and what is kept; write buffers only of new connections."""
+        """Apply limits to open and new connections; limits of write buffers only to new ones."""
         self._shared.limits = limits
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stop accepting, let requests finish, end live reads; then close what is left."""
+        """Stop accepting, end live reads, let other requests finish; then close the remaining connections."""
         self._shared.is_stopping = True
         if self._server is not None:
             self._server.close()
@@ -72,7 +72,7 @@ class NativeServer:
     async def _tick(self) -> None:
         shared = self._shared
         while True:
-            # A loop that was held up has not read what its clients sent: its own delay is not held against them.
+            # If the loop was delayed, it has not read what clients sent meanwhile: do not count that time against them.
             due = shared.now + CHECK_SECONDS
             await asyncio.sleep(CHECK_SECONDS)
             shared.tick()

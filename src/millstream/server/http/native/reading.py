@@ -1,8 +1,8 @@
-"""Reading: the bytes of one client become requests, within the limits on their heads and bodies.
+"""Reading: turns the bytes of one client into requests, within the limits on heads and bodies.
 
-The reader parses what it is fed and gives complete requests to its recipient. It owns the request that is arriving:
-the state (`Reading`), headers, body or upload, and the deadline. It writes nothing and knows no transport: what it
-refuses it returns, and its owner answers.
+The reader parses its input and passes complete requests to its recipient. It owns the request that is arriving: the
+state (`Reading`), headers, body or upload, and the deadline. It writes nothing and knows no transport: it returns a
+refusal, and its owner sends it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from millstream.server.http.native.heads import (
 from millstream.server.http.native.shared import Shared
 from millstream.server.http.native.states import Reading
 
-# A body up to this size is taken in before its request is judged.
+# A body up to this size is received before its request is judged.
 BODY_BYTES_TRUSTED_MAX: Final = 64 << 10
 
 _METHODS: Final = {
     method.encode(): method for method in ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE")
 }
-# Globals, because looking a member up in its class costs more, and this is done several times for every request.
+# Globals, because looking up a member in its class costs more, and this is done several times for every request.
 IDLE, HEAD, EXPECTING, BODY, ENDED, CUT_OFF = Reading
 
 
 class Recipient(Client, Protocol):
-    """Whom the reader gives its requests."""
+    """The owner of the reader, which gets its requests."""
 
     def take(self, request: Request, keep_alive: bool, version: str) -> None:
-        """Answer a complete request, in its turn."""
+        """Take a complete request, to be answered in order."""
         ...
 
     def expects_continue(self) -> None:
@@ -74,22 +74,22 @@ class RequestReader:
 
     def __init__(self, recipient: Recipient, shared: Shared) -> None:
         self.state = IDLE
-        self.target = b""  # of the request that is arriving, or arrived last
-        self.body: bytes | bytearray = b""  # what has arrived of it
+        self.target = b""  # of the arriving request, or of the last one
+        self.body: bytes | bytearray = b""  # the part of the body that has arrived
         self._recipient: Recipient = recipient
         self._shared = shared
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._completed = 0  # requests
-        self._piece_bytes = 0  # of what is being parsed
-        self._known_host = b""  # the Host header that was last found good
+        self._completed = 0  # number of complete requests
+        self._piece_bytes = 0  # size of the piece that is being parsed
+        self._known_host = b""  # the last Host header that was found valid
         self._method = "GET"
         self._version = "1.1"
         self._headers: dict[bytes, bytes] = {}
         self._header_bytes = 0
-        self._body_bytes = 0  # including what went into the upload
+        self._body_bytes = 0  # including bytes that went into the upload
         self._body_bytes_max = 0
         self._upload: Upload | None = None
-        # Since when the client is waited for: in its present state, and for the whole body.
+        # Since when the reader waits for the client: in the current state, and for the whole body.
         self._since = self._body_since = shared.now
 
     @property
@@ -102,7 +102,7 @@ class RequestReader:
         return self.state is HEAD or self.state is EXPECTING or self.state is BODY
 
     def feed(self, data: bytes) -> Response | None:
-        """Take in what has arrived. The result is the answer to it, if it cannot become a request."""
+        """Parse input. Returns a refusal if it is not a valid request."""
         if self.state is ENDED or self.state is CUT_OFF:
             return None
         completed, body_bytes = self._completed, self._body_bytes
@@ -115,17 +115,18 @@ class RequestReader:
                     break
                 except httptools.HttpParserUpgrade as upgrade:
                     rest = rest[upgrade.args[0] :]
-                # An upgrade that we do not offer is ignored (RFC 9110 §7.8): what follows is HTTP/1.1 as before.
+                # An upgrade is ignored (RFC 9110 §7.8): what follows is HTTP/1.1 as before.
                 self._parser = httptools.HttpRequestParser(self)
         except httptools.HttpParserCallbackError as error:
-            # Not kept in a local: the exception's frames hold the request, and this frame would close the circle.
+            # Not kept in a local variable: the exception's frames hold the request, and this frame would complete a
+            # cycle.
             if not isinstance(error.__context__, Refused):
                 raise
             return error.__context__.response
         except httptools.HttpParserError as error:
             return problem(400, "malformed_request", f"this is not HTTP/1.1: {error}")
-        # What arrives within one request and adds nothing to its body is headers, trailers or chunk framing. (A piece
-        # that also ends the request before is mostly that one's; its headers are measured when they are complete.)
+        # Input within one request that adds nothing to its body is headers, trailers or chunk framing. (A piece that
+        # also ends the previous request mostly belongs to that one; headers are measured again when they are complete.)
         if self._completed == completed and self.state is not IDLE and self._body_bytes in (0, body_bytes):
             self._header_bytes += len(data)
             if self._header_bytes > self._shared.limits.header_bytes_max:
@@ -133,11 +134,11 @@ class RequestReader:
         return None
 
     def continue_sent(self) -> None:
-        """The client has been told to send the body."""
+        """100 Continue has been sent."""
         self.state = BODY
 
     def close(self) -> None:
-        """Take in nothing more, and drop what is incomplete."""
+        """Accept no more input, and drop the incomplete request."""
         if self.is_open:
             self.state = ENDED if self.state is IDLE else CUT_OFF
         self.body = b""
@@ -146,7 +147,8 @@ class RequestReader:
             self._upload = None
 
     def release(self) -> None:
-        """The connection is gone. The parser and its callbacks are a cycle, and a collection may be far away."""
+        """The connection is closed. Breaks the cycle of the parser and its callbacks, without waiting for a
+        collection."""
         self.close()
         self._headers = {}
         self._parser = None
@@ -155,11 +157,11 @@ class RequestReader:
     # -- time ----------------------------------------------------------------------------------------------
 
     def await_next(self) -> None:
-        """All that arrived before is answered: from now on it is the client that is waited for."""
+        """Everything before is answered: from now on the time counts against the client."""
         self._since = self._body_since = self._shared.now
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the client has been waited for too long in the present state."""
+        """Whether the client has taken too long in the current state."""
         limits = self._shared.limits
         if self.state is BODY or self.state is EXPECTING:
             return now > self._since + limits.body_timeout_seconds or self._is_too_slow(now)
@@ -168,7 +170,7 @@ class RequestReader:
         return now > self._since + limits.idle_timeout_seconds
 
     def _is_too_slow(self, now: float) -> bool:
-        """Whether a body comes too slowly on the whole, however short its pauses are."""
+        """Whether the body's average rate is too low, however short its pauses are."""
         limits = self._shared.limits
         if not limits.body_bytes_per_second_min:
             return False
@@ -179,7 +181,7 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         if self.state is not IDLE:
-            raise Refused(None)  # the answer to the request before, in the same piece, was the last
+            raise Refused(None)  # the request before it, in the same piece, was the connection's last
         shared = self._shared
         self.state = HEAD
         self.target = b""
@@ -192,7 +194,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.state is not HEAD:
-            # A trailer. None of our fields may come as one (RFC 9110 §6.5.1), but it costs room.
+            # A trailer. None of our fields may be sent as a trailer (RFC 9110 §6.5.1), but its size counts.
             self._header_bytes += len(name) + len(value)
             if self._header_bytes > self._shared.limits.header_bytes_max:
                 raise Refused(HEADERS_TOO_LARGE)
@@ -210,7 +212,7 @@ class RequestReader:
         self._version = parser.get_http_version()
         if not self.target.startswith(b"/"):
             self._take_absolute_target()
-        # Most requests are like the last one of their connection; only what is different is looked at closely.
+        # Most requests resemble the last one on their connection, so only what differs is checked in full.
         if (
             headers.get(b"host") != self._known_host
             or self._version != "1.1"
@@ -251,7 +253,7 @@ class RequestReader:
         elif isinstance(body, bytearray):
             body += chunk
         else:
-            # Most come in one piece. A list of pieces would take many times their bytes where those are tiny.
+            # Most bodies come in one piece. A list of pieces would take many times the memory if the pieces are tiny.
             self.body = bytearray(body) + chunk if body else chunk
         self._since = self._shared.now
 
@@ -261,7 +263,7 @@ class RequestReader:
         base_url = shared.public_url if not shared.is_secure else self._secure_base_url()
         request = Request(self._method, path, query, self._headers, bytes(self.body), base_url, recipient, self._upload)
         self._upload = None
-        self.body = b""  # the request's now: an idle connection holds nothing
+        self.body = b""  # it belongs to the request now: an idle connection holds no memory
         self._headers = {}
         self.state = IDLE
         self._completed += 1
@@ -273,13 +275,13 @@ class RequestReader:
         return self._shared.public_url or base_url_of("https", self._headers.get(b"host", b"localhost"))
 
     def _take_absolute_target(self) -> None:
-        """A target in absolute form names the host too, and then the Host header does not count (RFC 9112 §3.2.2)."""
+        """A target in absolute form names the host, and then the Host header does not count (RFC 9112 §3.2.2)."""
         authority, self.target = split_absolute(self.target)
         if authority is not None and b"host" in self._headers:
             self._headers[b"host"] = authority
 
     def _check_head(self) -> None:
-        """Refuse what is too large, of another protocol, or addressed to nobody."""
+        """Refuse a head that is too large, of another protocol, or without a valid host."""
         headers, parser, version = self._headers, self._parser, self._version
         check_size(self.target, headers, self._shared.limits.header_bytes_max)
         check_version(version)
@@ -293,7 +295,7 @@ class RequestReader:
             self._known_host = host
 
     def _check_allowed(self) -> None:
-        """Refuse a large body before it is taken in, if its request would be refused anyway."""
+        """Refuse a large body before it is received, if its request would be refused anyway."""
         path, _, query = self.target.partition(b"?")
         head = Request(self._method, path, query, self._headers, b"", client=self._recipient)
         refusal = self._shared.app.refusal_of_head(head)

@@ -1,7 +1,8 @@
-"""What the connections of one server share: limits, the time, the fields of every answer, and totals with a limit.
+"""What the connections of one server share: limits, the current time, common header fields, and limited totals.
 
-Three totals are limited over all connections: how many there are (in all, and by address), the bytes that clients have
-sent and no handler has yet (`incoming_bytes`), and the bytes that clients do not read (`unsent_bytes_max`).
+Three totals are limited over all connections: the number of connections (in all, and by address), the bytes that
+clients have sent and no handler has yet (`incoming_bytes`), and the bytes that clients have not read
+(`unsent_bytes_max`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CHECK_SECONDS: Final = 0.5
 
 
 class Member(Protocol):
-    """A connection, as far as totals are concerned."""
+    """A connection, as the totals see it."""
 
     @property
     def address(self) -> str: ...
@@ -41,29 +42,29 @@ class Shared:
         self.public_url = public_url
         self.is_secure = is_secure
         self.is_stopping = False
-        # The loop's time as of the last tick: deadlines are seconds away, and asking is not free.
+        # The loop's time as of the last tick: deadlines are seconds away, and reading the clock is not free.
         self.now = 0.0
         self.id = new_id()
         self.numbers = count(1)
-        self.untimed = 0  # a request is timed if its number has none of these bits
+        self.untimed = 0  # bit mask: a request is timed if its number has none of these bits
         self._counted = (0, 0.0)
         self.fields = self.fields_and_id = b""
-        # Each connection with the name under which it is counted by address; empty if it is not.
+        # Each connection with the address under which it is counted; empty if it is not counted by address.
         self.connections: dict[Member, str] = {}
         self._by_address: Counter[str] = Counter()
-        # Connections whose client does not read, the longest first, each with what is unsent.
+        # Connections whose client does not read, longest first, each with its unsent bytes.
         self._paused: dict[Member, int] = {}
-        # Of all connections: incomplete bodies, and those of requests that wait.
+        # Over all connections: bytes of incomplete bodies and of queued requests.
         self.incoming_bytes = 0
 
     def tick(self) -> None:
-        """Take the time, for deadlines and for the `date` of every answer."""
+        """Update the time, for deadlines and for the `date` field of answers."""
         self.now = asyncio.get_running_loop().time()
         self.fields = COMMON_FIELDS + b"date: %b\r\n" % formatdate(usegmt=True).encode()
         self.fields_and_id = self.fields + b"x-request-id: %b-" % self.id
 
     def pace(self) -> None:
-        """Time all requests, or some of them when there are many."""
+        """Time all requests, or only a share of them when there are many."""
         number = next(self.numbers)
         before, at = self._counted
         self._counted = (number, self.now)
@@ -74,7 +75,7 @@ class Shared:
     # -- how many connections ------------------------------------------------------------------------------
 
     def join(self, connection: Member) -> Response | None:
-        """Count a new connection. If it is one too many, the result is what it is told."""
+        """Count a new connection. If it exceeds a limit, returns the refusal to send."""
         self.connections[connection] = ""
         self.app.metrics.connections += 1
         if len(self.connections) > self.limits.connections_max:
@@ -98,7 +99,8 @@ class Shared:
         return not (limits.exempt_loopback and is_loopback(address))
 
     def _join_address(self, connection: Member) -> Response | None:
-        """Refuse one of too many from an address; without a word if there are as many again that were told."""
+        """Refuse a connection over the limit of its address; without an answer if the address has twice as many
+        connections as allowed."""
         self.connections[connection] = name = network_of(connection.address)
         self._by_address[name] += 1
         limit = self.limits.address_connections_max
@@ -113,7 +115,7 @@ class Shared:
     # -- how much is unsent --------------------------------------------------------------------------------
 
     def paused(self, connection: Member, unsent_bytes: int) -> None:
-        """A client does not read what it asked for. If they are too many, those who have not read for longest go."""
+        """A client does not read its answers. If the unsent bytes exceed the limit, the slowest readers are closed."""
         self._paused[connection] = unsent_bytes
         metrics = self.app.metrics
         metrics.unsent_bytes += unsent_bytes
@@ -121,7 +123,7 @@ class Shared:
             slowest = next(iter(self._paused))
             self.resumed(slowest)
             metrics.slow_readers_dropped += 1
-            # Not at once: it may be the one that is being written to.
+            # Not immediately: it may be the connection that is being written to.
             asyncio.get_running_loop().call_soon(slowest.abort)
 
     def resumed(self, connection: Member) -> None:

@@ -1,6 +1,6 @@
-"""Writing: answers become bytes on one client's transport.
+"""Writing: sends answers as bytes on one client's transport.
 
-The writer frames (length, chunks, or the end of the connection), says whether the connection goes on, and knows
+The writer frames answers (length, chunks, or the end of the connection), decides the `connection` field, and knows
 whether the client reads. It writes one answer at a time and does not know which request comes next.
 """
 
@@ -16,14 +16,14 @@ from millstream.server.http.native.shared import Shared
 
 # How long a client may take to read the last answer and close.
 LINGER_SECONDS: Final = 2.0
-# A body of at least this size is not copied to stand behind its head.
+# A body of at least this size is written separately instead of being copied behind its head.
 LARGE_BODY_BYTES: Final = 64 << 10
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ResponseWriter:
-    """Writes the answers of a connection. `number` is that of the current request among all of the server's."""
+    """Writes the answers of a connection. `number` is the current request's number among all requests of the server."""
 
     __slots__ = (
         "_lingering",
@@ -43,13 +43,13 @@ class ResponseWriter:
         self._version = "1.1"  # of the request that is being answered
         self.number = 0
         self.keep_alive = True  # whether another answer may follow the current one
-        self.is_paused = False  # whether the client is behind with reading
+        self.is_paused = False  # whether the client does not keep up with reading
         self._unsent_bytes = 0
         self._unsent_since = shared.now
         self._lingering: asyncio.TimerHandle | None = None
 
     def begin(self, keep_alive: bool, version: str) -> int:
-        """A request begins; its answer is what is written next."""
+        """A request begins; the next answer written is its answer."""
         self.keep_alive = keep_alive
         self._version = version
         self.number = number = next(self._shared.numbers)
@@ -59,7 +59,7 @@ class ResponseWriter:
         return b"%b-%x" % (self._shared.id, self.number)
 
     def make_last(self) -> None:
-        """No answer follows the current one."""
+        """Close the connection after the current answer."""
         self.keep_alive = False
 
     def pause(self) -> None:
@@ -78,7 +78,8 @@ class ResponseWriter:
             self._transport.writelines((b"%bcontent-length: %d\r\n\r\n" % (head, len(body)), body))
 
     def start_body(self, request: Request, response: Response, finished: Callable[[], None]) -> StreamedBody:
-        """Write the head of an answer whose body is streamed; without length or chunks, it ends with the connection."""
+        """Write the head of an answer with a streamed body. Without length or chunks the body ends with the
+        connection."""
         is_chunked = response.length is None and self._version != "1.0"
         if response.length is not None:
             framing = b"content-length: %d\r\n" % response.length
@@ -92,7 +93,7 @@ class ResponseWriter:
         self._transport.write(_CONTINUE)
 
     def write_refusal(self, response: Response) -> None:
-        """Write the answer to what did not become a request: the last one."""
+        """Write the refusal of invalid input; it is the last answer."""
         self.keep_alive = False
         self.number = next(self._shared.numbers)
         body = response.body
@@ -124,20 +125,20 @@ class ResponseWriter:
     # -- the end -------------------------------------------------------------------------------------------
 
     def linger(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End our side and leave the client time to read: closing at once with unread input would reset the connection
-        and with it the answer."""
+        """End our side and leave the client time to read: closing at once with unread input would reset the connection,
+        and the client could lose the answer."""
         if self._transport.can_write_eof():
             with contextlib.suppress(OSError):
                 self._transport.write_eof()
         self._lingering = loop.call_later(LINGER_SECONDS, self._transport.close)
 
     def release(self) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
         if self._lingering is not None:
             self._lingering.cancel()
 
     def is_stuck(self, now: float) -> bool:
-        """Whether the client has read nothing for too long. To be asked regularly."""
+        """Whether the client has read nothing for too long. Must be called regularly."""
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since = unsent_bytes, now
@@ -145,7 +146,7 @@ class ResponseWriter:
 
 
 class StreamedBody:
-    """The sink of a streamed body: chunked framing, and the transport's own buffer as the limit."""
+    """The sink of a streamed body: chunked framing; the transport's buffer is the limit."""
 
     __slots__ = ("_finished", "_is_chunked", "_metrics", "_transport", "_writer")
 
