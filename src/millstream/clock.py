@@ -8,11 +8,13 @@ import time
 from random import SystemRandom
 from typing import Final, Protocol
 
+from millstream.units import Milliseconds
+
 logger = logging.getLogger("millstream.clock")
 
 
 class Clock(Protocol):
-    def now_ms(self) -> int:
+    def now_ms(self) -> Milliseconds:
         """Wall-clock milliseconds since the Unix epoch."""
         ...
 
@@ -37,8 +39,8 @@ class SystemClock:
     def __init__(self) -> None:
         self._random = SystemRandom()
 
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+    def now_ms(self) -> Milliseconds:
+        return Milliseconds(time.time_ns() // 1_000_000)
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -77,7 +79,7 @@ class ExpiryClock:
     def is_held(self) -> bool:
         return self._held_until is not None
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> Milliseconds:
         """The time by which things expire; never later than the wall clock."""
         wall_ms, at = self._clock.now_ms(), self._clock.monotonic()
         moved_ms = wall_ms - _after(self._seen, at)
@@ -93,7 +95,7 @@ class ExpiryClock:
         self._believed = wall_ms, at
         return wall_ms
 
-    def _jumped(self, moved_ms: int, at: float, *, is_ahead: bool) -> None:
+    def _jumped(self, moved_ms: Milliseconds, at: float, *, is_ahead: bool) -> None:
         self.jumps += 1
         if is_ahead:
             self._held_until = at + HOLD_SECONDS
@@ -104,7 +106,7 @@ class ExpiryClock:
         )
 
 
-def _after(seen: tuple[int, float], at: float) -> int:
+def _after(seen: tuple[Milliseconds, float], at: float) -> Milliseconds:
     """Where the wall clock should be by now."""
     return seen[0] + int((at - seen[1]) * 1000)
 

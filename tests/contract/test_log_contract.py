@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from millstream.clock import SystemClock
 from millstream.log.file_log import FileLog
 from millstream.log.interface import Log, LogBatch
+from millstream.units import Position
 from support.broker import new_log_name, open_jetstream_log, shared_broker
 from support.fake_time import FakeClock
 from support.logs import LogDriver
@@ -137,7 +138,7 @@ def test_an_empty_payload_is_a_batch_like_any_other(open_log: OpenLog) -> None:
     assert driver.append(b"") is None
     driver.log.close()
     reopened = open_log()
-    assert list(reopened.read()) == [LogBatch(1, 2, b"")]
+    assert list(reopened.read()) == [LogBatch(Position(1), Position(2), b"")]
     reopened.close()
 
 
@@ -145,7 +146,7 @@ def test_trimming_forgets_only_batches_that_end_at_or_before_the_position(open_l
     driver = LogDriver(open_log())
     for number in range(40):
         assert driver.append(b"%064d" % number) is None
-    driver.log.trim(25)
+    driver.log.trim(Position(25))
     assert driver.append(b"after") is None
     driver.log.close()
     reopened = open_log()
@@ -161,11 +162,11 @@ def test_trimming_twice_or_to_the_very_end_is_harmless(open_log: OpenLog) -> Non
     for number in range(40):
         assert driver.append(b"%064d" % number) is None
     for position in (20, 20, 1, driver.next, driver.next):
-        driver.log.trim(position)
+        driver.log.trim(Position(position))
     assert driver.append(b"after") is None
     driver.log.close()
     reopened = LogDriver(open_log(), first_position=0)
-    assert reopened.found[-1] == LogBatch(41, 42, b"after")
+    assert reopened.found[-1] == LogBatch(Position(41), Position(42), b"after")
     assert reopened.append(b"more") is None
     reopened.log.close()
 
@@ -179,7 +180,7 @@ def test_whatever_was_acknowledged_is_read_again(open_log: OpenLog, batches: lis
     for payload, span in batches:
         first = driver.next
         assert driver.append(payload, span) is None
-        expected.append(LogBatch(first, first + span, payload))
+        expected.append(LogBatch(Position(first), Position(first + span), payload))
     driver.log.close()
     reopened = open_log()
     assert list(reopened.read()) == expected

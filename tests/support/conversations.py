@@ -18,6 +18,7 @@ from millstream.client.conversation import (
 )
 from millstream.client.errors import ClientError, ConnectionFailed
 from millstream.client.messages import Request, Response
+from millstream.units import Milliseconds
 
 T = TypeVar("T")
 
@@ -28,8 +29,8 @@ URL = "http://first:4437"
 class EvenClock:
     """Chance always takes the upper end, and time stands still."""
 
-    def now_ms(self) -> int:
-        return 0
+    def now_ms(self) -> Milliseconds:
+        return Milliseconds(0)
 
     def monotonic(self) -> float:
         return 0.0

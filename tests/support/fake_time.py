@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
+from millstream.units import Milliseconds
+
 START_MS = 1_800_000_000_000
 
 
@@ -18,8 +20,8 @@ class FakeClock:
         self.wall_shift_ms = 0  # how far the wall clock was set ahead, or back
         self._random = Random(seed)
 
-    def now_ms(self) -> int:
-        return self.ms + self.wall_shift_ms
+    def now_ms(self) -> Milliseconds:
+        return Milliseconds(self.ms + self.wall_shift_ms)
 
     def monotonic(self) -> float:
         return self.ms / 1000

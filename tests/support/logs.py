@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from millstream.errors import MillstreamError
 from millstream.log.interface import Log, LogBatch
+from millstream.units import Position
 
 ANSWER_SECONDS = 20.0
 
@@ -20,11 +21,11 @@ class LogDriver:
         self.found = list(log.read())
         self.next = self.found[-1].next if self.found else first_position
         self._answers: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        log.start(self.next, lambda callback, *args: self._answers.put(lambda: callback(*args)))
+        log.start(Position(self.next), lambda callback, *args: self._answers.put(lambda: callback(*args)))
 
     def send(self, payload: bytes, span: int = 1) -> list[MillstreamError | None]:
         """Append without waiting; the list gets the answer once `wait` has delivered it."""
-        batch = LogBatch(self.next, self.next + span, payload)
+        batch = LogBatch(Position(self.next), Position(self.next + span), payload)
         self.next = batch.next
         outcome: list[MillstreamError | None] = []
         self.log.append(batch, outcome.append, may_block=self.may_block)

@@ -11,6 +11,7 @@ from typing import Any
 from millstream.cli.main import main
 from millstream.shard.shard import Shard
 from millstream.streams.records import Appended
+from millstream.units import Offset
 
 
 def poison_appends() -> None:
@@ -21,7 +22,7 @@ def poison_appends() -> None:
         if command.body != b"poison":
             return append(self, command)
         stream = self.namespace.get(command.key, self.clock.now_ms())
-        return self.committer.commit(Appended(stream.incarnation, 0, self.clock.now_ms(), [command.body]))
+        return self.committer.commit(Appended(stream.incarnation, Offset(0), self.clock.now_ms(), [command.body]))
 
     shard.append = append_or_poison
 

@@ -10,6 +10,7 @@ from millstream.streams.records import SegmentRef
 from millstream.streams.state import Stream
 from millstream.tiers.hot import HotTier, Unflushed
 from millstream.tiers.segment_encoder import EncodedSegment, Owners, encode_segments
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 START_MS = 1_700_000_000_000
 
@@ -53,7 +54,7 @@ def unflushed_of(runs: list[Run]) -> Unflushed:
     hot = HotTier()
     owners = {run.incarnation: _stream_of("any", run) for run in runs}
     for position, time, incarnation, start, message in rows:
-        hot.publish(owners[incarnation], start, position - 1, time, [message])
+        hot.publish(owners[incarnation], Offset(start), Position(position - 1), Milliseconds(time), [message])
     return hot.unflushed
 
 
@@ -65,13 +66,15 @@ def streams_of(runs: list[tuple[str, Run]]) -> list[Stream]:
 
 
 def _stream_of(bucket: str, run: Run) -> Stream:
-    return Stream.created(run.incarnation, StreamKey(bucket, run.stream), run.content_type, START_MS)
+    return Stream.created(
+        Incarnation(run.incarnation), StreamKey(bucket, run.stream), run.content_type, Milliseconds(START_MS)
+    )
 
 
 def encode_segment(bucket: str, shard: int, runs: list[Run]) -> EncodedSegment:
     """The runs of one bucket and day as one segment."""
     owners = Owners(streams_of([(bucket, run) for run in runs]), [])
-    (encoded,) = encode_segments(unflushed_of(runs), 0, 1 << 62, owners, shard)
+    (encoded,) = encode_segments(unflushed_of(runs), Position(0), Position(1 << 62), owners, shard)
     return encoded
 
 

@@ -23,6 +23,7 @@ from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.units import Offset
 from support.fake_time import FakeClock, turns
 
 # So far away in fake time that only a test that asks for a flush gets one.
@@ -88,7 +89,9 @@ class ShardDriver:
     async def messages(self, path: str | StreamKey, offset: int = 0, bytes_max: int = 1 << 30) -> list[bytes]:
         """Whole messages, from wherever they are."""
         stream = self.shard.get(key_of(path))
-        return list(map(bytes, (await self.shard.reader.read_cold(stream, offset, bytes_max, apart=True)).messages))
+        return list(
+            map(bytes, (await self.shard.reader.read_cold(stream, Offset(offset), bytes_max, apart=True)).messages)
+        )
 
     async def crash(self) -> None:
         """Let go of the files without a last checkpoint, as the end of the process would."""

@@ -36,6 +36,7 @@ from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import Objects, open_objects
 from millstream.tiers.stored_names import stored_shards
 from millstream.tiers.stream_rows import decode_key
+from millstream.units import Position
 
 UNFINISHED: Final = "catalog.restoring"
 CACHE_BYTES: Final = 1 << 20
@@ -202,7 +203,7 @@ async def _restore_cluster(config: Config, options: argparse.Namespace) -> Resto
                 (place / UNFINISHED).rename(place / "catalog")
         mark_read_only(data_dir, options.read_only)
         if not options.read_only:
-            positions = [one.position if one is not None else 1 for one in restored]
+            positions = [one.position if one is not None else Position(1) for one in restored]
             write_origins(data_dir, Origins(config.cluster.name, positions, claims))
     finally:
         directory.release()

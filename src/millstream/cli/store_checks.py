@@ -24,6 +24,7 @@ from millstream.streams.records import StoreClaimed
 from millstream.tiers.catalog import stored_claim
 from millstream.tiers.objects import Objects, open_objects
 from millstream.tiers.owners import newest_owner
+from millstream.units import Position
 
 _NAME: Final = "store owner"
 
@@ -65,7 +66,7 @@ async def _single(objects: Objects, config: Config) -> Finding:
     return Finding(_NAME, level, f"a server cannot start on this data directory: {reason}", RESTORE_HINT)
 
 
-def _last_claim(data_dir: Path) -> tuple[int, StoreClaimed | None]:
+def _last_claim(data_dir: Path) -> tuple[Position, StoreClaimed | None]:
     """Where this data directory ends, as far as that counts, and the last claim of the store that it was part of."""
     position, known = stored_claim(data_dir / "catalog")
     end, unasked_at = position, None

@@ -31,6 +31,7 @@ from millstream.log.broker_link import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE, Br
 from millstream.log.jetstream_log import log_names, stream_configuration
 from millstream.streams.records import StoreClaimed
 from millstream.tasks import end
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -57,12 +58,12 @@ class Settings(msgspec.Struct, frozen=True):
     shards: int
     replicas: int
     # The first position of each shard's log if the cluster was restored; empty for a new cluster.
-    origins: list[int] = []
+    origins: list[Position] = []
     # The claims by which the restore took over the object store, for each shard.
     claims: list[StoreClaimed | None] = []
 
-    def origin(self, shard: int) -> int:
-        return self.origins[shard] if self.origins else 1
+    def origin(self, shard: int) -> Position:
+        return self.origins[shard] if self.origins else Position(1)
 
     def claim(self, shard: int) -> StoreClaimed | None:
         return self.claims[shard] if self.claims else None

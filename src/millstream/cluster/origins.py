@@ -14,6 +14,7 @@ import msgspec
 
 from millstream.errors import Corrupt
 from millstream.streams.records import StoreClaimed
+from millstream.units import Position
 
 NAME: Final = "restored.json"
 
@@ -22,7 +23,7 @@ class Origins(msgspec.Struct, frozen=True):
     """The first position of each shard's new log, by shard number."""
 
     cluster: str
-    positions: list[int]
+    positions: list[Position]
     # The restore's claim on each shard's part of the object store; None for a shard that was never flushed.
     claims: list[StoreClaimed | None] = []
 

@@ -34,6 +34,7 @@ from millstream.shard.shard import Shard
 from millstream.slices import batched
 from millstream.streams.records import LeaderStarted, StoreClaimed
 from millstream.tasks import end
+from millstream.units import Incarnation, Milliseconds
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -45,7 +46,7 @@ APPLY_SLICE: Final = 32
 DRAIN_SECONDS: Final = 5.0
 UNSUBSCRIBE_SECONDS: Final = 1.0
 
-_TOUCHES: Final = msgspec.msgpack.Decoder(dict[int, int])
+_TOUCHES: Final = msgspec.msgpack.Decoder(dict[Incarnation, Milliseconds])
 
 
 class Outdated(MillstreamError):
@@ -335,7 +336,7 @@ class Replica:
             if end and self.log.sequence >= end:
                 self._fresh_at = asked_at
 
-    def _forward_touches(self, touched: dict[int, int]) -> None:
+    def _forward_touches(self, touched: dict[Incarnation, Milliseconds]) -> None:
         for touches in batched(list(touched.items()), TOUCHES_PER_RECORD):
             self._link.submit(self._link.publish(self._topic("touched"), msgspec.msgpack.encode(dict(touches))))
 

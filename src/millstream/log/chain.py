@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from millstream.errors import Corrupt
 from millstream.log.broker_link import Stored
 from millstream.log.interface import LogBatch
+from millstream.units import Position
 
 BATCH: Final = "Millstream-Batch"
 
@@ -65,7 +66,7 @@ class Chain:
 def decode_batch(stored: Stored) -> StoredBatch:
     try:
         first, following, writer, fence = stored.headers[BATCH].split(" ")
-        batch = LogBatch(int(first), int(following), stored.data)
+        batch = LogBatch(Position(first), Position(following), stored.data)
         return StoredBatch(stored.sequence, writer, int(fence), batch)
     except (KeyError, ValueError):
         raise Corrupt(

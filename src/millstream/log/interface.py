@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from millstream.errors import MillstreamError
+from millstream.units import Position
 
 BATCH_BYTES_MAX: Final = 8 << 20
 
@@ -13,8 +14,8 @@ BATCH_BYTES_MAX: Final = 8 << 20
 class LogBatch(NamedTuple):
     """The unit of durability: the records at positions `first` up to but not including `next`."""
 
-    first: int
-    next: int
+    first: Position
+    next: Position
     payload: bytes
 
 
@@ -51,13 +52,13 @@ class Log(Protocol):
 
     def read(self) -> Iterator[LogBatch]: ...
 
-    def start(self, first_position: int, deliver: Callable[..., object]) -> None:
+    def start(self, first_position: Position, deliver: Callable[..., object]) -> None:
         """Accept appends from this position on; `deliver(callback, *args)` runs callbacks on the caller's loop."""
         ...
 
     def append(self, batch: LogBatch, done: Done, *, may_block: bool = False) -> None: ...
 
-    def trim(self, position: int) -> None: ...
+    def trim(self, position: Position) -> None: ...
 
     def close(self) -> None: ...
 

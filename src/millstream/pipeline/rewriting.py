@@ -37,6 +37,7 @@ from millstream.tiers.segments import (
     footer_bytes,
     whole,
 )
+from millstream.units import Offset
 
 CRC_CHUNK_BYTES: Final = 4 << 20
 _CONSTANT: Final = ("bucket", "shard")
@@ -153,7 +154,7 @@ def _kept_rows(
         kept_from = part.kept_from[extent.incarnation]
         if kept_from > start:
             first = bisect_right(ends, kept_from, first, stop)
-            start = ends[first - 1] if first > extent.row_start else start
+            start = Offset(ends[first - 1]) if first > extent.row_start else start
         pieces.append((first, stop))
         lengths.append(((name, extent.incarnation, start), stop - first))
     if pieces[0][0] == 0 and sum(stop - first for first, stop in pieces) == table.num_rows:

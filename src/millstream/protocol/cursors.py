@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from millstream.protocol.offsets import Offset
+from millstream.units import Incarnation, Milliseconds, Offset
 
 INTERVAL_SECONDS: Final = 20
 EPOCH_MS: Final = 1_728_432_000_000  # 2024-10-09T00:00:00Z
@@ -23,7 +23,7 @@ _INTERVAL: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 
 class Cursor(NamedTuple):
     interval: int
-    incarnation: int | None = None
+    incarnation: Incarnation | None = None
     offset: Offset | None = None
 
     def __str__(self) -> str:
@@ -36,11 +36,11 @@ def parse_cursor(text: str) -> Cursor | None:
     """The cursor that a client echoed; None for what is none."""
     whole = _WHOLE.fullmatch(text)
     if whole is not None:
-        return Cursor(int(whole[1]), int(whole[2]), Offset(int(whole[3])))
+        return Cursor(int(whole[1]), Incarnation(int(whole[2])), Offset(int(whole[3])))
     return Cursor(int(text)) if _INTERVAL.fullmatch(text) is not None else None
 
 
-def next_interval(now_ms: int, echoed: Cursor | None, jitter_seconds: float) -> int:
+def next_interval(now_ms: Milliseconds, echoed: Cursor | None, jitter_seconds: float) -> int:
     """The interval of a live answer: the present one, or one beyond that of the cursor which the client echoed."""
     current = max(0, (now_ms - EPOCH_MS) // (INTERVAL_SECONDS * 1000))
     if echoed is not None and echoed.interval >= current:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 
+from millstream.units import Incarnation
+
 _STATE = re.compile(r'"([0-9a-f]+):[^":]*:([0-9_]+)(:c)?"')
 
 
-def format_etag(incarnation: int, start: str, end: str, closed: bool) -> str:
+def format_etag(incarnation: Incarnation, start: str, end: str, closed: bool) -> str:
     return f'"{incarnation:x}:{start}:{end}:c"' if closed else f'"{incarnation:x}:{start}:{end}"'
 
 
@@ -22,7 +24,7 @@ def none_match(header: str, etag: str) -> bool:
     return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
 
 
-def continues_another(header: str, incarnation: int, end: str) -> bool:
+def continues_another(header: str, incarnation: Incarnation, end: str) -> bool:
     """Whether an `If-None-Match` header holds a tag of another incarnation, of an answer that ended at this offset.
 
     Whoever goes on reading after an answer shows such a tag. A cache that asks whether what it has is still good shows
@@ -35,7 +37,7 @@ def continues_another(header: str, incarnation: int, end: str) -> bool:
     return False
 
 
-def state_matches(header: str, incarnation: int, tail: str, closed: bool) -> bool:
+def state_matches(header: str, incarnation: Incarnation, tail: str, closed: bool) -> bool:
     """Whether an `If-Match` header holds a tag of the stream's present state (RFC 9110 §13.1.1)."""
     if header.strip() == "*":
         return True

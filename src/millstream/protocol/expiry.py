@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from millstream.errors import InvalidRequest
+from millstream.units import Milliseconds
 
 TTL_SECONDS_MAX: Final = 10**12
 
@@ -21,9 +22,9 @@ class Expiry(NamedTuple):
 
     ttl_seconds: int | None = None
     expires_at: str | None = None
-    expires_at_ms: int | None = None
+    expires_at_ms: Milliseconds | None = None
 
-    def deadline_ms(self, last_access_ms: int) -> int | None:
+    def deadline_ms(self, last_access_ms: Milliseconds) -> Milliseconds | None:
         if self.ttl_seconds is not None:
             return last_access_ms + self.ttl_seconds * 1000
         return self.expires_at_ms
@@ -51,12 +52,12 @@ def parse_expiry(ttl: str | None, expires_at: str | None) -> Expiry:
     return NEVER
 
 
-def _parse_rfc3339(value: str) -> int:
+def _parse_rfc3339(value: str) -> Milliseconds:
     if _RFC3339.fullmatch(value) is not None:
         # fromisoformat takes at most six digits of a second's fraction
         trimmed = re.sub(r"(\.[0-9]{6})[0-9]+", r"\1", value.upper().replace(" ", "T"))
         try:
-            return int(datetime.fromisoformat(trimmed).timestamp() * 1000)
+            return Milliseconds(datetime.fromisoformat(trimmed).timestamp() * 1000)
         except (ValueError, OverflowError):
             pass
     raise InvalidRequest(

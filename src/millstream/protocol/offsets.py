@@ -7,11 +7,10 @@ second the byte position, so that tokens sort as text. The position alone is acc
 from __future__ import annotations
 
 import re
-from typing import Final, NewType
+from typing import Final
 
 from millstream.errors import InvalidRequest
-
-Offset = NewType("Offset", int)
+from millstream.units import Offset
 
 START: Final = Offset(0)
 

@@ -6,6 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from millstream.errors import InvalidRequest, ProducerFenced, SequenceGap
+from millstream.units import Milliseconds
 
 INTEGER_MAX: Final = 2**53 - 1
 PRODUCER_ID_BYTES_MAX: Final = 256
@@ -26,7 +27,7 @@ class ProducerState(NamedTuple):
 
     epoch: int
     seq: int
-    at_ms: int = 0
+    at_ms: Milliseconds = Milliseconds(0)
 
 
 def parse_claim(producer_id: str | None, epoch: str | None, seq: str | None) -> ProducerClaim | None:

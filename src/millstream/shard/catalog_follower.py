@@ -25,6 +25,7 @@ from millstream.tasks import end
 from millstream.tiers.catalog_rows import Checkpoint
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.manifests import Manifest, Replacement
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -68,7 +69,7 @@ class CatalogFollower:
                 self._hot.roll_back(one.unflushed)
             self._generations.clear()
 
-    def sealed(self, position: int) -> None:
+    def sealed(self, position: Position) -> None:
         """A flush was sealed by the record at this position: a generation ends."""
         changes = self._machine.namespace.begin_capture()
         self._generations.append(_Generation(position, changes, self._hot.begin_capture()))
@@ -133,7 +134,7 @@ class CatalogFollower:
         known = {row.segment.path for _, row in self._catalog.segments()}
         return bool(replacement.segments) and all(segment.path in known for segment in replacement.segments)
 
-    def _settled(self, position: int) -> list[_Generation]:
+    def _settled(self, position: Position) -> list[_Generation]:
         return [one for one in self._generations if one.end <= position]
 
     async def _write(self, checkpoint: Checkpoint, manifest: Manifest) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from millstream.clock import monotonic_seconds
 from millstream.errors import MillstreamError, NotLeader, OutcomeUnknown, PayloadTooLarge
@@ -20,14 +20,17 @@ from millstream.measures import ShardMeasures
 from millstream.pending import Pending
 from millstream.streams.records import AnyRecord, encode_batch, encode_record, span
 from millstream.tiers.hot import MESSAGE_COST_BYTES
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.shard")
 
 T = TypeVar("T")
 
-Entry = tuple[AnyRecord | None, int, Pending[Any] | None]
+Entry = tuple[AnyRecord | None, Position, Pending[Any] | None]
 """A record or none, its position, and who waits for it."""
 
+# Of an answer that waits for what is before it, and has no record.
+NOWHERE: Final = Position(0)
 # A lone record this small may be stored on the loop itself, if the loop has little else to do.
 BLOCKING_BYTES_MAX = 64 << 10
 # A batch is applied, and its writers are answered, in one turn of the loop.
@@ -41,7 +44,7 @@ class Batch:
 
     __slots__ = ("bytes", "dispatched_at", "encoded", "entries", "first", "next")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: Position) -> None:
         self.first = first
         self.next = first
         self.bytes = 0
@@ -59,7 +62,7 @@ class Committer:
     def __init__(
         self,
         log: Log,
-        next_position: int,
+        next_position: Position,
         apply_batch: Callable[[Batch], None],
         undo_batch: Callable[[Batch], None],
         is_quiet: Callable[[], bool] = lambda: False,
@@ -95,13 +98,13 @@ class Committer:
         """Accept records again, after `refuse`."""
         self.failure = None
 
-    def go_on_behind(self, position: int) -> None:
+    def go_on_behind(self, position: Position) -> None:
         """Everything before a position has been applied: another node wrote it."""
         assert self.is_idle and self.failure is not None
         self._gathering = deque([Batch(position)])
 
     @property
-    def applied_position(self) -> int:
+    def applied_position(self) -> Position:
         """The position before which everything is durable and applied."""
         return self._in_flight[0].first if self._in_flight else self._gathering[0].first
 
@@ -119,7 +122,7 @@ class Committer:
         """What the log takes as one record; whoever makes records that grow cuts them before."""
         return self._log.record_bytes_max
 
-    def submit(self, record: AnyRecord, pending: Pending[Any] | None = None) -> int:
+    def submit(self, record: AnyRecord, pending: Pending[Any] | None = None) -> Position:
         """Send a record to the log; `pending` is settled once it is durable and applied. Returns the position."""
         if self.failure is not None:
             raise self.failure
@@ -155,7 +158,7 @@ class Committer:
         if self.is_idle:
             return Pending.settled(outcome)
         pending = Pending(outcome)
-        self._gathering[-1].entries.append((None, 0, pending))
+        self._gathering[-1].entries.append((None, NOWHERE, pending))
         self._schedule()
         return pending
 

@@ -27,6 +27,7 @@ from millstream.streams.records import SegmentRef, SegmentsReplaced, StreamsTouc
 from millstream.tiers.cold import COMPACTED
 from millstream.tiers.proof import THREADS, LiveRun, Proof
 from millstream.tiers.segments import Footer
+from millstream.units import Milliseconds
 
 logger = logging.getLogger("millstream.compaction")
 
@@ -133,7 +134,7 @@ class Compaction:
             except MillstreamError as error:
                 logger.warning("abandoned compactions could not be removed: %s", error)
 
-    async def sweep(self, before_ms: int) -> int:
+    async def sweep(self, before_ms: Milliseconds) -> int:
         """Delete compacted segments older than that which were never committed: their job has died."""
         if self._ownership.since:
             return 0  # there are manifests that this history does not know of: only `leftovers.py` asks them

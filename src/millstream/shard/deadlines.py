@@ -17,6 +17,7 @@ from millstream.pending import Pending
 from millstream.slices import batched
 from millstream.streams.records import StreamDeleted, StreamsTouched
 from millstream.streams.state import Stream
+from millstream.units import Incarnation, Milliseconds
 
 if TYPE_CHECKING:
     from millstream.shard.shard import Shard
@@ -33,15 +34,15 @@ GONE_MIN: Final = 1024
 class Deadlines:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._touched: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
+        self._touched: dict[Incarnation, Milliseconds] = {}
+        self._heap: list[tuple[Milliseconds, Incarnation]] = []
         self._is_expiring = False
         # Incarnations in the heap whose streams are gone: when they are the most of it, it is made anew without them.
-        self._gone: set[int] = set()
+        self._gone: set[Incarnation] = set()
         # Where reads restarted windows and this shard does not lead: whoever does must hear of it.
-        self.on_touched: Callable[[dict[int, int]], None] = lambda touched: None
+        self.on_touched: Callable[[dict[Incarnation, Milliseconds]], None] = lambda touched: None
 
-    def start(self, saved: Iterable[tuple[int, int]], unsaved: Iterable[Stream]) -> None:
+    def start(self, saved: Iterable[tuple[Incarnation, Milliseconds]], unsaved: Iterable[Stream]) -> None:
         """Watch over the incarnations that the catalog says have deadlines, and over those it does not know yet."""
         self._heap = [(deadline, incarnation) for incarnation, deadline in saved]
         heapq.heapify(self._heap)
@@ -70,7 +71,7 @@ class Deadlines:
             stream.last_access_ms = max(stream.last_access_ms, self._shard.clock.now_ms())
             self._touched[stream.incarnation] = stream.last_access_ms
 
-    def touched_elsewhere(self, touched: dict[int, int]) -> None:
+    def touched_elsewhere(self, touched: dict[Incarnation, Milliseconds]) -> None:
         """Reads at other nodes restarted these windows."""
         for incarnation, at_ms in touched.items():
             if self._touched.get(incarnation, 0) < at_ms:
@@ -84,7 +85,7 @@ class Deadlines:
 
     def unwatch(self, stream: Stream) -> None:
         """The stream was deleted: nobody waits for its end any more."""
-        if stream.expiry.deadline_ms(0) is None:
+        if stream.expiry.deadline_ms(Milliseconds(0)) is None:
             return
         self._gone.add(stream.incarnation)
         if len(self._gone) > max(GONE_MIN, len(self._heap) // 2):
@@ -97,7 +98,7 @@ class Deadlines:
         for some in batched(list(touched.items()), TOUCHES_PER_RECORD):
             self._write_touches(dict(some))
 
-    def _write_touches(self, touched: dict[int, int]) -> None:
+    def _write_touches(self, touched: dict[Incarnation, Milliseconds]) -> None:
         def written(error: MillstreamError | None) -> None:
             if error is not None:
                 self._touched = touched | self._touched
@@ -124,7 +125,7 @@ class Deadlines:
                 self.watch(stream)
         asyncio.get_running_loop().call_soon(self._expire)  # requests come in between
 
-    def _enact_expiry(self, incarnation: int) -> Pending[None]:
+    def _enact_expiry(self, incarnation: Incarnation) -> Pending[None]:
         stream = self._shard.namespace.by_incarnation(incarnation)
         now_ms = self._shard.clock.now_ms()
         if stream is not None and not stream.deleted:

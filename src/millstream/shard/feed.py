@@ -16,6 +16,7 @@ from millstream.tiers.cache import ByteLimitedCache
 from millstream.tiers.catalog_rows import FlushRow
 from millstream.tiers.journal import Entry
 from millstream.tiers.manifests import FeedNote, decode_notes
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 # However little of a journal a prefix matches, one call looks at no more than this.
 ENTRIES_SCANNED_MAX: Final = 50_000
@@ -29,15 +30,15 @@ NOTE_COST: Final = 8  # decoded notes take about so many times their bytes
 class FeedItem(NamedTuple):
     """A message, or an event in a stream's life (then without payload)."""
 
-    position: int
+    position: Position
     event: str
     stream: str
-    offset: int
-    next_offset: int
-    at_ms: int
+    offset: Offset
+    next_offset: Offset
+    at_ms: Milliseconds
     content_type: str
     payload: bytes | None
-    incarnation: int | None = None
+    incarnation: Incarnation | None = None
     """Of messages: which of the streams that had this name one after the other."""
 
 
@@ -45,7 +46,7 @@ class FeedPage(NamedTuple):
     """`position` is where the next page starts from; everything up to it has been seen."""
 
     items: list[FeedItem]
-    position: int
+    position: Position
     up_to_date: bool
 
 
@@ -61,27 +62,27 @@ class Feed:
         self._notes_read: ByteLimitedCache[list[FeedNote]] = ByteLimitedCache(NOTES_BYTES)
 
     @property
-    def latest(self) -> int:
+    def latest(self) -> Position:
         """The last position that is visible."""
-        return self._committer.applied_position - 1
+        return Position(self._committer.applied_position - 1)
 
     @property
-    def earliest(self) -> int:
+    def earliest(self) -> Position:
         """The position to start after, to see everything that is kept."""
-        first = self._catalog.flush_after(-1)
-        return (first[1].first_position if first is not None else self._journals.start) - 1
+        first = self._catalog.flush_after(Position(-1))
+        return Position((first[1].first_position if first is not None else self._journals.start) - 1)
 
-    def is_hot(self, after: int) -> bool:
+    def is_hot(self, after: Position) -> bool:
         return after + 1 >= self._journals.start
 
-    def read(self, bucket: str, after: int, prefix: str, bytes_max: int) -> FeedPage:
+    def read(self, bucket: str, after: Position, prefix: str, bytes_max: int) -> FeedPage:
         """What happened in the bucket after a position, about `bytes_max` of it; only where `is_hot`."""
         latest = self.latest
         items: list[FeedItem] = []
         size = scanned = 0
         for entry in self._journals.of(bucket).entries(after):
             if scanned == ENTRIES_SCANNED_MAX:
-                return FeedPage(items, max(after, entry.position - 1), False)
+                return FeedPage(items, max(after, Position(entry.position - 1)), False)
             scanned += 1
             for item in self._items(entry, prefix):
                 if item.position <= after:
@@ -129,7 +130,7 @@ class Feed:
 
     # -- cold ------------------------------------------------------------------------------------------------
 
-    async def read_cold(self, bucket: str, after: int, prefix: str, bytes_max: int) -> FeedPage:
+    async def read_cold(self, bucket: str, after: Position, prefix: str, bytes_max: int) -> FeedPage:
         """The same from anywhere: one flush after the other, then memory."""
         items: list[FeedItem] = []
         size = 0
@@ -153,13 +154,13 @@ class Feed:
                     return FeedPage(items, items[-1].position, False)
                 items.append(item)
                 size += len(item.payload or b"") + ITEM_OVERHEAD_BYTES
-            after = until - 1
+            after = Position(until - 1)
         if size >= bytes_max or not self.is_hot(after):
             return FeedPage(items, after, False)
         page = self.read(bucket, after, prefix, bytes_max - size)
         return FeedPage(items + page.items, page.position, page.up_to_date)
 
-    def _messages(self, window: Window, after: int, until: int, prefix: str) -> Iterator[FeedItem]:
+    def _messages(self, window: Window, after: Position, until: Position, prefix: str) -> Iterator[FeedItem]:
         """The messages that still count: their stream exists, and has not been trimmed beyond them."""
         for row in window.rows(after, until, prefix):
             stream = self._namespace.by_incarnation(row.incarnation)

@@ -24,6 +24,7 @@ from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.columns import integer, integers
 from millstream.tiers.segments import SHARED, overlaps, whole
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 WINDOW_BYTES: Final = 16 << 20
 WINDOWS_KEPT: Final = 4
@@ -45,19 +46,19 @@ class Row(NamedTuple):
     """A message as a segment has it."""
 
     stream: str
-    offset_start: int
-    offset_end: int
-    position: int
-    at_ms: int
+    offset_start: Offset
+    offset_end: Offset
+    position: Position
+    at_ms: Milliseconds
     content_type: str
     payload: bytes
-    incarnation: int
+    incarnation: Incarnation
 
 
 class Window:
     """Every message of a bucket's segments between two positions, the first included, the last not."""
 
-    def __init__(self, bucket: str, first: int, until: int, table: arrow.Table | None) -> None:
+    def __init__(self, bucket: str, first: Position, until: Position, table: arrow.Table | None) -> None:
         self.bucket = bucket
         self.first = first
         self.until = until
@@ -66,10 +67,10 @@ class Window:
         if table is not None and table.num_rows:
             self._positions = memoryview(whole(table.column("position")).buffers()[1]).cast("q")
 
-    def covers(self, bucket: str, position: int) -> bool:
+    def covers(self, bucket: str, position: Position) -> bool:
         return bucket == self.bucket and self.first <= position < self.until
 
-    def rows(self, after: int, until: int, prefix: str) -> Iterator[Row]:
+    def rows(self, after: Position, until: Position, prefix: str) -> Iterator[Row]:
         """The messages between two positions, both excluded, of streams whose names begin so."""
         start, stop = bisect_right(self._positions, after), bisect_left(self._positions, until)
         if self._table is None:
@@ -89,7 +90,7 @@ class History:
         self._windows: deque[Window] = deque(maxlen=WINDOWS_KEPT)
         self._lock = asyncio.Lock()
 
-    async def window(self, bucket: str, position: int) -> Window:
+    async def window(self, bucket: str, position: Position) -> Window:
         """A window that holds this position, which must lie in a flush. They are made one at a time."""
         window = self._kept(bucket, position)
         if window is not None:
@@ -101,7 +102,7 @@ class History:
                 self._windows.append(window)
             return window
 
-    def _kept(self, bucket: str, position: int) -> Window | None:
+    def _kept(self, bucket: str, position: Position) -> Window | None:
         for index, window in enumerate(self._windows):
             if window.covers(bucket, position):
                 # The one that was used longest ago is at the front, and goes first.
@@ -110,7 +111,7 @@ class History:
                 return window
         return None
 
-    async def _gather(self, bucket: str, first: int) -> Window:
+    async def _gather(self, bucket: str, first: Position) -> Window:
         segments, until = self._segments(bucket, first)
         tables: list[arrow.Table] = []
         size = 0
@@ -133,12 +134,12 @@ class History:
         table = await self._cold.in_thread(_sorted, tables) if tables else None
         return Window(bucket, first, until, table)
 
-    def _segments(self, bucket: str, first: int) -> tuple[list[SegmentRef], int]:
+    def _segments(self, bucket: str, first: Position) -> tuple[list[SegmentRef], Position]:
         """The segments of as many flushes as may fill a window, and the position that the last of these ends at."""
         found: dict[int, SegmentRef] = {}
         size, until = 0, first
         for _ in range(FLUSHES_MAX):
-            flush = self._catalog.flush_after(until - 1)
+            flush = self._catalog.flush_after(Position(until - 1))
             if flush is None:
                 break
             until = flush[0]
@@ -152,7 +153,13 @@ class History:
         return list(found.values()), until
 
     def _rows(
-        self, bucket: str, segment: SegmentRef, metadata: parquet.FileMetaData, group: int, first: int, until: int
+        self,
+        bucket: str,
+        segment: SegmentRef,
+        metadata: parquet.FileMetaData,
+        group: int,
+        first: Position,
+        until: Position,
     ) -> arrow.Table:
         if segment.bucket == SHARED:
             table = self._cold.read_columns(segment, metadata, group, [*_COLUMNS, "bucket"])

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from millstream.clock import monotonic_seconds
 from millstream.measures import ShardMeasures
 from millstream.streams.state import Stream
+from millstream.units import Incarnation
 
 logger = logging.getLogger("millstream.shard")
 
@@ -41,7 +42,7 @@ class Listeners:
         self._measures = measures
         self._listeners: dict[Topic, set[Listener]] = {}
         # Streams that have changed and live readers that are still to hear of it.
-        self._changed: dict[int, Stream] = {}
+        self._changed: dict[Incarnation, Stream] = {}
         self._woken: deque[tuple[Topic, Listener, float]] = deque()
         self._changed_at = 0.0
         self._is_waking = False
@@ -63,7 +64,7 @@ class Listeners:
     def count(self, topic: Topic) -> int:
         return len(self._listeners.get(topic, ()))
 
-    def changed(self, streams: dict[int, Stream]) -> None:
+    def changed(self, streams: dict[Incarnation, Stream]) -> None:
         """Something happened to these streams: those who listen will hear of it soon."""
         if len(streams) == 1 and self._listeners:
             self._wake_few(next(iter(streams)))
@@ -79,7 +80,7 @@ class Listeners:
         if self._changed:
             self.on_committed(list(self._changed.values()))
 
-    def _wake_few(self, incarnation: int) -> None:
+    def _wake_few(self, incarnation: Incarnation) -> None:
         """Followers of one busy stream, if they are few, need not wait for the writer's answer.
 
         They are woken again with everybody else, and then have nothing left to send.

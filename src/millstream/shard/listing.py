@@ -16,6 +16,7 @@ from millstream.streams.namespace import Namespace
 from millstream.streams.state import Stream
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.stream_rows import decode_key, decode_stream, encode_key
+from millstream.units import Milliseconds
 
 
 class Page(NamedTuple):
@@ -28,12 +29,12 @@ class Listing:
         self._namespace = namespace
         self._catalog = catalog
 
-    def page(self, bucket: str, prefix: str, after: str, limit: int, now_ms: int) -> Page:
+    def page(self, bucket: str, prefix: str, after: str, limit: int, now_ms: Milliseconds) -> Page:
         """Up to `limit` live streams whose names start with `prefix` and sort behind `after`."""
         found = list(islice(self._live(bucket, prefix, after, now_ms), limit + 1))
         return Page(found[:limit], len(found) > limit)
 
-    def _live(self, bucket: str, prefix: str, after: str, now_ms: int) -> Iterator[Stream]:
+    def _live(self, bucket: str, prefix: str, after: str, now_ms: Milliseconds) -> Iterator[Stream]:
         unsaved = {
             encode_key(stream.key): stream
             for stream in self._namespace.unsaved()

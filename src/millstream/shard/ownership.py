@@ -35,6 +35,7 @@ from millstream.tiers.manifests import read_manifest
 from millstream.tiers.objects import Objects
 from millstream.tiers.owners import Owner, become_owner, epochs, newest_owner, owner_path, presumed_owner
 from millstream.tiers.stored_names import list_ours
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.store")
 
@@ -250,7 +251,7 @@ class Ownership:
 
 
 async def why_refused(
-    objects: Objects, shard: int, newest: Owner | None, known: StoreClaimed | None, end: int
+    objects: Objects, shard: int, newest: Owner | None, known: StoreClaimed | None, end: Position
 ) -> str | None:
     """Why a log may not go on with the store: `known` is its last claim, and `end` the end of it that counts."""
     if known is not None or await _has_manifests(objects, shard):
@@ -272,7 +273,7 @@ async def _has_manifests(objects: Objects, shard: int) -> bool:
     return False
 
 
-async def _manifests_ahead(objects: Objects, shard: int, end: int, epoch: int) -> str | None:
+async def _manifests_ahead(objects: Objects, shard: int, end: Position, epoch: int) -> str | None:
     """Whether the store holds flushes that a log, of which `end` is the end that counts, knows nothing of.
 
     A flush reaches at most as far as the log it is made from. Those of epochs before `epoch`, our last one, are not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.protocol.offsets import START
 from millstream.streams.machine import StateMachine
 from millstream.streams.records import (
     AnyRecord,
@@ -14,6 +15,7 @@ from millstream.streams.records import (
 from millstream.streams.state import Stream
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals, Note
+from millstream.units import Incarnation, Position
 
 
 class Publisher:
@@ -23,19 +25,19 @@ class Publisher:
         self._hot = hot
         self._journals = journals
 
-    def publish(self, record: AnyRecord, position: int) -> None:
+    def publish(self, record: AnyRecord, position: Position) -> None:
         """Show what a record says to readers, if its stream is still there, and free what it let go."""
         if isinstance(record, Appended):
             stream = self._namespace.by_incarnation(record.stream)
             if stream is not None:
                 self.appended(record, position, stream)
         elif isinstance(record, StreamCreated):
-            stream = self._namespace.by_incarnation(position)
+            stream = self._namespace.by_incarnation(Incarnation(position))
             if stream is not None:
                 self._created(record, position, stream)
         elif isinstance(record, StreamDeleted):
             event = "expired" if record.expired else "deleted"
-            note = Note(event, record.key.stream, record.at_ms, 0, "")
+            note = Note(event, record.key.stream, record.at_ms, START, "")
             self._journals.add(record.key.bucket, position, record.stream, note)
         elif isinstance(record, SnapshotPublished):
             stream = self._namespace.by_incarnation(record.stream)
@@ -48,7 +50,7 @@ class Publisher:
         if self._machine.purged:
             self._free_purged()
 
-    def appended(self, record: Appended, position: int, stream: Stream) -> None:
+    def appended(self, record: Appended, position: Position, stream: Stream) -> None:
         messages = record.messages
         if messages:
             self._hot.publish(stream, record.offset, position, record.at_ms, messages)
@@ -60,8 +62,8 @@ class Publisher:
         else:
             self._journals.add(stream.key.bucket, position, record.stream)
 
-    def _created(self, record: StreamCreated, position: int, stream: Stream) -> None:
-        offset = record.fork.offset if record.fork is not None else 0
+    def _created(self, record: StreamCreated, position: Position, stream: Stream) -> None:
+        offset = record.fork.offset if record.fork is not None else START
         if record.messages:
             self._hot.publish(stream, offset, position, record.at_ms, record.messages)
         notes = [Note("created", record.stream, record.at_ms, offset, record.content_type)]
@@ -70,9 +72,9 @@ class Publisher:
             notes.append(
                 Note("closed", record.stream, record.at_ms, tail, record.content_type, len(record.messages) + 1)
             )
-        self._journals.add(record.bucket, position, position, *notes)
+        self._journals.add(record.bucket, position, stream.incarnation, *notes)
 
-    def _snapshot(self, record: SnapshotPublished, position: int, stream: Stream) -> None:
+    def _snapshot(self, record: SnapshotPublished, position: Position, stream: Stream) -> None:
         snapshot = record.snapshot
         note = Note("snapshot", stream.key.stream, record.at_ms, snapshot.offset, snapshot.content_type)
         self._journals.add(stream.key.bucket, position, record.stream, note)

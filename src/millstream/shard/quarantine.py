@@ -24,6 +24,7 @@ import msgspec
 from millstream.errors import ConfigurationError, Corrupt
 from millstream.log.interface import LogBatch
 from millstream.streams.records import AnyRecord, decode_batch, decode_record, encode_record, span
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.shard")
 
@@ -35,7 +36,7 @@ class Refused(msgspec.Struct):
     """A record that could not be applied. `record` holds its bytes as the log has them, in base64."""
 
     shard: int
-    position: int
+    position: Position
     type: str
     reason: str
     record: bytes
@@ -50,7 +51,7 @@ class Unapplicable(Corrupt):
 class Found(NamedTuple):
     """A record of a batch; one that cannot even be read has an error instead."""
 
-    position: int
+    position: Position
     record: AnyRecord | None
     encoded: bytes
     error: str = ""
@@ -64,7 +65,7 @@ class Quarantine:
         self._shard = shard
         self.positions = {one.position for one in read_all(directory, SET_ASIDE) if one.shard == shard}
 
-    def holds(self, position: int) -> bool:
+    def holds(self, position: Position) -> bool:
         return position in self.positions
 
     def refuse(self, found: Found, error: BaseException | str) -> Unapplicable:
@@ -123,7 +124,7 @@ def _legible(batch: LogBatch) -> Iterator[Found]:
                 yield Found(position, None, b"".join(parts[index:]), error.message)
                 return
             yield Found(position, None, part, error.message)
-            position = batch.next - behind
+            position = Position(batch.next - behind)
         else:
             yield Found(position, record, part)
             position += span(record)
@@ -148,7 +149,7 @@ def read_all(directory: Path | None, kind: str) -> list[Refused]:
     return found
 
 
-def set_aside(directory: Path, shard: int, position: int) -> Refused:
+def set_aside(directory: Path, shard: int, position: Position) -> Refused:
     """Choose to go on without a record that could not be applied."""
     refused = read_all(directory, REFUSED)
     for one in refused:

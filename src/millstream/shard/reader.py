@@ -16,6 +16,7 @@ from millstream.streams.state import Stream
 from millstream.tiers.catalog_rows import FoundExtent
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import HotTail, HotTier, Messages
+from millstream.units import Milliseconds, Offset
 
 EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
@@ -24,7 +25,7 @@ class ReadResult(NamedTuple):
     """`messages` may have been joined, those of a JSON stream with commas; unless they were asked for apart."""
 
     messages: Messages
-    next_offset: int
+    next_offset: Offset
     up_to_date: bool
     closed: bool
 
@@ -40,8 +41,8 @@ class ColdPiece(NamedTuple):
     """Messages beyond an offset and up to a bound, in one extent."""
 
     extent: FoundExtent
-    offset: int
-    bound: int
+    offset: Offset
+    bound: Offset
 
 
 class Reader:
@@ -50,19 +51,19 @@ class Reader:
         self._hot = hot
         self._cold = cold
 
-    def is_hot(self, stream: Stream, offset: int) -> bool:
+    def is_hot(self, stream: Stream, offset: Offset) -> bool:
         """Whether everything beyond an offset is in memory."""
         if offset >= stream.tail:
             return True
         owner, _ = self._owner(stream, offset)
         return owner is stream and self._tail_at(owner, offset) is not None
 
-    def _tail_at(self, owner: Stream, offset: int) -> HotTail | None:
+    def _tail_at(self, owner: Stream, offset: Offset) -> HotTail | None:
         """What of a stream is in memory, if that holds everything beyond an offset."""
         tail = self._hot.tail(owner)
         return tail if tail is not None and offset >= tail.start else None
 
-    def _behind_gap(self, owner: Stream, offset: int) -> int | None:
+    def _behind_gap(self, owner: Stream, offset: Offset) -> Offset | None:
         """Where reading goes on if a record that wrote what comes next was set aside, and what follows it is in memory.
 
         Elsewhere a gap needs no thought: both tiers look for the first message that ends beyond an offset.
@@ -72,7 +73,7 @@ class Reader:
             return None
         return tail.start
 
-    def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
+    def read(self, stream: Stream, offset: Offset, bytes_max: int) -> ReadResult:
         """Hot messages beyond `offset`; an offset beyond the tail reads as the tail."""
         tail = stream.tail
         if offset >= tail:
@@ -83,7 +84,7 @@ class Reader:
         return ReadResult(run.messages, run.end, run.end == tail, stream.closed and run.end == tail)
 
     async def read_cold(
-        self, stream: Stream, offset: int, bytes_max: int, *, limit: int | None = None, apart: bool = False
+        self, stream: Stream, offset: Offset, bytes_max: int, *, limit: Offset | None = None, apart: bool = False
     ) -> ReadResult:
         """The same, from wherever the messages are, up to `limit` if one is given."""
         messages: list[bytes | memoryview] = []
@@ -115,7 +116,7 @@ class Reader:
                 break
         return ReadResult(messages, offset, offset == tail, stream.closed and offset == stream.tail)
 
-    def cut(self, stream: Stream, offset: int, tail: int) -> list[Messages | ColdPiece]:
+    def cut(self, stream: Stream, offset: Offset, tail: Offset) -> list[Messages | ColdPiece]:
         """Where everything between two offsets lies at this moment: hot messages themselves, cold ones by place.
 
         Whatever is trimmed or deleted later, `fetch` still finds it: cold objects outlive what refers to them.
@@ -143,11 +144,11 @@ class Reader:
             return await self._cold.messages(piece.extent, piece.offset, piece.bound)
         return piece
 
-    def _owner(self, stream: Stream, offset: int) -> tuple[Stream, int]:
+    def _owner(self, stream: Stream, offset: Offset) -> tuple[Stream, Offset]:
         """Whose message comes next after this offset, and up to where that one's messages count."""
         return self._owners(stream, offset)[-1]
 
-    def _owners(self, stream: Stream, offset: int) -> list[tuple[Stream, int]]:
+    def _owners(self, stream: Stream, offset: Offset) -> list[tuple[Stream, Offset]]:
         """Whose messages a read from this offset meets, the last one first: a stream, its source, that one's source
         and so on, each with up to where its messages count. Made once for each read: a chain may be long."""
         owner, limit = stream, stream.tail
@@ -163,7 +164,7 @@ class Reader:
 
     # -- boundaries ------------------------------------------------------------------------------------------
 
-    def survey_hot(self, stream: Stream, offset: int) -> Survey | None:
+    def survey_hot(self, stream: Stream, offset: Offset) -> Survey | None:
         """What lies at an offset, if that can be told from memory."""
         if offset >= stream.tail:
             return Survey(offset == stream.tail, [])
@@ -173,7 +174,7 @@ class Reader:
             return None
         return Survey(tail.is_boundary(offset), _up_to(tail.append_at(offset), offset, bound))
 
-    async def survey(self, stream: Stream, offset: int) -> Survey:
+    async def survey(self, stream: Stream, offset: Offset) -> Survey:
         """What lies at an offset, wherever it is. An append may go on from one row group to the next."""
         survey = self.survey_hot(stream, offset)
         if survey is not None:
@@ -189,18 +190,18 @@ class Reader:
             while stop < rows.stop and rows.group.positions[stop] == position:
                 stop, position = stop + 1, position + 1
             messages += rows.group.messages(first, stop)
-            end = rows.group.ends[rows.stop - 1]
+            end = Offset(rows.group.ends[rows.stop - 1])
             if stop < rows.stop or end >= bound or self._tail_at(owner, end) is not None:
                 return Survey(is_boundary, _up_to(messages, offset, bound))
             rows = await self._cold.rows_at(owner.incarnation, end, with_order=True)
             first = rows.first
 
-    def hot_boundary(self, stream: Stream, offset: int) -> int:
+    def hot_boundary(self, stream: Stream, offset: Offset) -> Offset:
         """The last boundary up to an offset, among what is in memory; the earliest offset if none of it is."""
         tail = self._hot.tail(stream)
         return stream.earliest if tail is None else tail.message_start(bisect_right(tail.ends, offset))
 
-    def oldest_since(self, stream: Stream, at_ms: int, limit: int) -> int:
+    def oldest_since(self, stream: Stream, at_ms: Milliseconds, limit: Offset) -> Offset:
         """A boundary up to `limit` before which all messages are older than a time. Of cold ones only the time of
         their segment is known, so some older ones may lie behind it. What a fork shares with its source stays."""
         offset = stream.earliest
@@ -220,7 +221,9 @@ class Reader:
             offset = extent.row.offset_end
         return offset
 
-    def resolve_fork(self, source: Stream, offset: int, sub_offset: int, survey: Survey) -> tuple[int, list[bytes]]:
+    def resolve_fork(
+        self, source: Stream, offset: Offset, sub_offset: int, survey: Survey
+    ) -> tuple[Offset, list[bytes]]:
         """The boundary a fork shares its source up to, and the message that starts it if one is cut in two.
 
         A sub-offset counts inside the next stored append: messages for JSON, bytes otherwise.
@@ -244,14 +247,14 @@ class Reader:
         return offset, [messages[0][:sub_offset]]
 
 
-def _owner_at(owners: list[tuple[Stream, int]], offset: int) -> tuple[Stream, int]:
+def _owner_at(owners: list[tuple[Stream, Offset]], offset: Offset) -> tuple[Stream, Offset]:
     """The owner at an offset that lies before the stream's tail; those that end before it are done with."""
     while len(owners) > 1 and owners[-1][1] <= offset:
         owners.pop()
     return owners[-1]
 
 
-def _up_to(messages: list[bytes], offset: int, bound: int) -> list[bytes]:
+def _up_to(messages: list[bytes], offset: Offset, bound: Offset) -> list[bytes]:
     """The messages that end by a bound: a fork may show only the beginning of its source's append."""
     visible = []
     for message in messages:

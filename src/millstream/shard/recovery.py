@@ -15,12 +15,13 @@ from millstream.shard.publisher import Publisher
 from millstream.shard.quarantine import Quarantine, records_in
 from millstream.streams.machine import StateMachine
 from millstream.tiers.catalog import Catalog
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.shard")
 
 
 class Recovered(NamedTuple):
-    next_position: int
+    next_position: Position
     records_applied: int
 
 
@@ -62,7 +63,7 @@ def recover(
     return Recovered(position or catalog.position, applied)
 
 
-def _missing(found: int, needed: int) -> Corrupt:
+def _missing(found: Position, needed: Position) -> Corrupt:
     return Corrupt(
         f"the log reaches from or to position {found}, but the catalog needs {needed}",
         hint="the log and the catalog of this data directory do not belong together; restore both from one copy,"

@@ -43,6 +43,7 @@ from millstream.tiers.manifests import (
 from millstream.tiers.segments import encode_extents
 from millstream.tiers.stored_names import list_ours, stored_shards
 from millstream.tiers.stream_rows import decode_manifest_stream
+from millstream.units import Milliseconds, Position
 
 logger = logging.getLogger("millstream.restore")
 
@@ -51,7 +52,7 @@ LOST_NAMED_MAX: Final = 20
 
 
 class Restored(NamedTuple):
-    position: int
+    position: Position
     manifests: int
     segments: int
     streams: int
@@ -62,8 +63,8 @@ class Restored(NamedTuple):
 class Hole(NamedTuple):
     """Positions for which the manifest is missing, and what lies behind it and cannot be restored."""
 
-    first: int
-    until: int
+    first: Position
+    until: Position
     manifests: list[str]
     segments: int
     messages: int
@@ -80,11 +81,11 @@ class Hole(NamedTuple):
 async def restore(
     cold: ColdTier,
     catalog: Catalog,
-    now_ms: int,
+    now_ms: Milliseconds,
     on_progress: Callable[[int, int], None],
     *,
     shard: int = 0,
-    through: int | None = None,
+    through: Position | None = None,
     accept_loss: bool = False,
 ) -> Restored:
     """Fill an empty catalog, up to a position if one is given. `on_progress` gets how many manifests are done."""
@@ -124,7 +125,7 @@ async def restore(
         replacements = [await sealed_replacement(cold, one, removed) for one in manifest.replacements]
         segments += sum(len(flush.segments) for flush in flushes) + sum(len(one.segments) for one in replacements)
         for part in parts[:-1]:
-            catalog.write(checkpoint_of(part, head, [], [], now_ms, position=1))
+            catalog.write(checkpoint_of(part, head, [], [], now_ms, position=Position(1)))
         catalog.write(checkpoint_of(manifest, head, flushes, replacements, now_ms, position=manifest.through))
         parts.clear()
         on_progress(count, len(chain))
@@ -153,13 +154,13 @@ class Manifests(NamedTuple):
     """What the store has of a shard's manifests: those that can be read, in their chain, and those that cannot."""
 
     chain: Chain
-    damaged: dict[str, int]  # paths, and up to where each reached
+    damaged: dict[str, Position]  # paths, and up to where each reached
 
 
-async def find_manifests(cold: ColdTier, shard: int = 0, through: int | None = None) -> Manifests:
+async def find_manifests(cold: ColdTier, shard: int = 0, through: Position | None = None) -> Manifests:
     """The shard's manifests; no chain if `through` is asked for and none ends there."""
     heads: list[ManifestHead] = []
-    damaged: dict[str, int] = {}
+    damaged: dict[str, Position] = {}
     async for entry, _, position in list_ours(cold.objects, f"manifests/{shard:04d}/"):
         try:
             head = (await read_stored(cold, entry.path))[1]
@@ -193,12 +194,12 @@ async def find_hole(cold: ColdTier, found: Manifests) -> Hole | None:
         segments.update({one.path: one.rows for one in listed if one.last_position >= chain.through})
         streams.update(row.incarnation for row in manifest.streams)
     paths = sorted([*(head.path for head in chain.beyond), *lost])
-    until = min((max(head.first, chain.through) for head in chain.beyond), default=0)
+    until = min((max(head.first, chain.through) for head in chain.beyond), default=Position(0))
     until = until or min(lost.values())
     return Hole(chain.through, until, paths, len(segments), sum(segments.values()), len(streams))
 
 
-async def chain_of(cold: ColdTier, shard: int = 0, through: int | None = None) -> list[ManifestHead]:
+async def chain_of(cold: ColdTier, shard: int = 0, through: Position | None = None) -> list[ManifestHead]:
     """The manifests that count, in order; none if `through` is asked for and no chain ends there."""
     found = await find_manifests(cold, shard, through)
     hole = await find_hole(cold, found) if through is None else None
@@ -308,9 +309,9 @@ def checkpoint_of(
     head: ManifestHead,
     flushes: list[SealedFlush],
     replacements: list[SealedReplacement],
-    now_ms: int,
+    now_ms: Milliseconds,
     *,
-    position: int,
+    position: Position,
 ) -> Checkpoint:
     return Checkpoint(
         position,

@@ -25,6 +25,7 @@ from millstream.streams.records import SegmentRef, SnapshotRef
 from millstream.tiers.inspection import what_it_holds
 from millstream.tiers.manifests import decode_notes
 from millstream.tiers.objects import Objects
+from millstream.units import Milliseconds
 
 logger = logging.getLogger("millstream.scrub")
 
@@ -44,7 +45,7 @@ class _Progress(msgspec.Struct):
     """`after` is the path of the last object that was compared in the round under way."""
 
     after: str = ""
-    finished_at_ms: int = 0
+    finished_at_ms: Milliseconds = Milliseconds(0)
 
 
 class Scrubber:

@@ -19,6 +19,7 @@ from millstream.log.interface import Log, LogBatch
 from millstream.measures import ShardMeasures
 from millstream.pending import BackgroundTasks, Pending
 from millstream.protocol.keys import StreamKey
+from millstream.protocol.offsets import START
 from millstream.shard.budget import BUCKET_BYTES, STREAM_BYTES, MemoryBudget
 from millstream.shard.catalog_follower import CatalogFollower
 from millstream.shard.committer import Batch, Committer
@@ -66,6 +67,7 @@ from millstream.tiers.cold import ColdTier
 from millstream.tiers.hot import MESSAGE_COST_BYTES, HotTier
 from millstream.tiers.journal import Journals
 from millstream.tiers.stream_rows import decode_key
+from millstream.units import Incarnation, Offset, Position
 
 logger = logging.getLogger("millstream.shard")
 
@@ -320,22 +322,22 @@ class Shard:
     def cold_totals(self) -> ColdTotals:
         return self._catalog.cold_totals()
 
-    def cold_segments(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+    def cold_segments(self, bucket: str, after: Position) -> tuple[Position, list[SegmentRef]]:
         """The first position that is not cold, and the bucket's segments before it that reach beyond `after`."""
         return self._catalog.segments_of(bucket, after)
 
-    async def alive(self, bucket: str, incarnations: list[int]) -> list[tuple[int, int]]:
+    async def alive(self, bucket: str, incarnations: list[Incarnation]) -> list[tuple[Incarnation, Offset]]:
         """Those of the incarnations that still count, each with the offset before which nothing of it does."""
-        found: list[tuple[int, int]] = []
+        found: list[tuple[Incarnation, Offset]] = []
         for count, incarnation in enumerate(incarnations, 1):
             stream = self.namespace.peek(incarnation)
             if stream is not None and stream.key.bucket == bucket:
-                found.append((incarnation, 0 if stream.forks else stream.earliest))
+                found.append((incarnation, START if stream.forks else stream.earliest))
             if count % ALIVE_SLICE == 0:
                 await asyncio.sleep(0)
         return found
 
-    def trim_log(self, position: int) -> None:
+    def trim_log(self, position: Position) -> None:
         """Let the log forget what lies before a position that was flushed; called on a thread."""
         self._log.trim(min(position, self.machine.flushed))
 
@@ -397,12 +399,12 @@ class Shard:
     def publish_snapshot(
         self,
         key: StreamKey,
-        offset: int,
+        offset: Offset,
         content_type: str,
         upload: Upload,
         *,
         trims: bool = True,
-        incarnation: int | None = None,
+        incarnation: Incarnation | None = None,
     ) -> Pending[Stream]:
         """Make an upload the stream's snapshot. Appends go on meanwhile.
 
@@ -413,7 +415,14 @@ class Shard:
         )
 
     async def _publish_snapshot(
-        self, key: StreamKey, offset: int, content_type: str, upload: Upload, *, trims: bool, incarnation: int | None
+        self,
+        key: StreamKey,
+        offset: Offset,
+        content_type: str,
+        upload: Upload,
+        *,
+        trims: bool,
+        incarnation: Incarnation | None,
     ) -> Stream:
         try:
             await self._check_snapshot(key, offset)
@@ -433,7 +442,7 @@ class Shard:
         finally:
             upload.discard()
 
-    async def _check_snapshot(self, key: StreamKey, offset: int) -> None:
+    async def _check_snapshot(self, key: StreamKey, offset: Offset) -> None:
         """Refuse a snapshot that cannot be published, before its bytes are stored."""
         if self.committer.failure is not None:
             raise self.committer.failure
@@ -445,7 +454,7 @@ class Shard:
         self.checks.check_snapshot(stream, offset, is_boundary=survey.is_boundary)
 
     def _submit_snapshot(
-        self, key: StreamKey, snapshot: SnapshotRef, *, trims: bool, incarnation: int | None
+        self, key: StreamKey, snapshot: SnapshotRef, *, trims: bool, incarnation: Incarnation | None
     ) -> Pending[Stream]:
         stream = self.get(key)
         if incarnation not in (None, stream.incarnation):
@@ -469,7 +478,7 @@ class Shard:
 
         self.background.run(self.blobs.delete(name)).when_settled(deleted)
 
-    def trim(self, stream: Stream, offset: int) -> Pending[None]:
+    def trim(self, stream: Stream, offset: Offset) -> Pending[None]:
         """Give up what lies before a message boundary."""
         return self.committer.commit(StreamTrimmed(stream.incarnation, self.clock.now_ms(), offset))
 
@@ -494,7 +503,7 @@ class Shard:
     # -- what durable batches do -----------------------------------------------------------------------------
 
     def _apply_batch(self, batch: Batch) -> None:
-        changed: dict[int, Stream] = {}
+        changed: dict[Incarnation, Stream] = {}
         appends = 0
         apply, publisher = self.machine.apply, self._publisher
         record: AnyRecord | None = None
@@ -535,7 +544,7 @@ class Shard:
     def get(self, key: StreamKey) -> Stream:
         return self.namespace.get(key, self.clock.now_ms())
 
-    def check_retained(self, stream: Stream, offset: int) -> None:
+    def check_retained(self, stream: Stream, offset: Offset) -> None:
         """Refuse an offset whose messages a snapshot has replaced (Extensions §2.2)."""
         if offset < stream.earliest:
             raise OffsetTrimmed(
@@ -544,10 +553,10 @@ class Shard:
                 hint="read /bootstrap for the snapshot and what follows it",
             )
 
-    def is_hot(self, stream: Stream, offset: int) -> bool:
+    def is_hot(self, stream: Stream, offset: Offset) -> bool:
         return self.reader.is_hot(stream, offset)
 
-    def read(self, stream: Stream, offset: int, bytes_max: int) -> ReadResult:
+    def read(self, stream: Stream, offset: Offset, bytes_max: int) -> ReadResult:
         """What is in memory beyond an offset; only where `is_hot`."""
         self._reads += 1
         return self.reader.read(stream, offset, bytes_max)
@@ -559,7 +568,7 @@ class Shard:
 
     def scan_paths_in_slices(self, prefix: str) -> Iterator[list[Stream]]:
         """The same a few at a time, which may be none: nothing is held between two slices, so others may work then."""
-        seen: set[int] = set()
+        seen: set[Incarnation] = set()
         resident = list(self.namespace.resident())
         for first in range(0, len(resident), SCAN_SLICE):
             yield self._live_below(prefix, resident[first : first + SCAN_SLICE], seen)
@@ -571,7 +580,7 @@ class Shard:
             found = [self.namespace.peek_key(decode_key(name)) for name in names]
             yield self._live_below(prefix, [stream for stream in found if stream is not None], seen)
 
-    def _live_below(self, prefix: str, streams: list[Stream], seen: set[int]) -> list[Stream]:
+    def _live_below(self, prefix: str, streams: list[Stream], seen: set[Incarnation]) -> list[Stream]:
         now_ms = self.clock.now_ms()
         live = [
             stream

@@ -21,7 +21,7 @@ from millstream.errors import Conflict, InvalidRequest, MillstreamError, NotFoun
 from millstream.pending import Pending
 from millstream.protocol.globs import Patterns, literal_prefix
 from millstream.protocol.keys import parse_v1_path
-from millstream.protocol.offsets import format_offset
+from millstream.protocol.offsets import START, format_offset
 from millstream.protocol.tokens import issue_token, token_generation
 from millstream.protocol.webhooks import WebhookSigner
 from millstream.shard.pattern_matching import PatternMatching
@@ -38,6 +38,7 @@ from millstream.streams.records import (
 )
 from millstream.streams.state import Stream
 from millstream.streams.subscriptions import EXPLICIT, GLOB, NOTHING_ACKED, Subscription, acked_token
+from millstream.units import Milliseconds, Offset
 
 logger = logging.getLogger("millstream.subscriptions")
 
@@ -58,7 +59,7 @@ _TYPES: Final[dict[int, list[str]]] = {
 }
 ERROR_BYTES_MAX: Final = 256
 
-Links = dict[str, tuple[list[str], int]]
+Links = dict[str, tuple[list[str], Offset]]
 
 
 class Wakes:
@@ -77,7 +78,7 @@ class Wakes:
         # Subscriptions that will be looked at, as soon as nothing else is under way on them.
         self._considered: set[str] = set()
         # What the wake that is out was told of, for a webhook that is done with all of it.
-        self._handed_out: dict[str, tuple[str, dict[str, int]]] = {}
+        self._handed_out: dict[str, tuple[str, dict[str, Offset]]] = {}
         self._signer: WebhookSigner | None = None
         self._is_paused = False
         shard.listeners.on_committed = self._committed
@@ -408,7 +409,7 @@ class Wakes:
             self._consider(subscription)
         return linked
 
-    async def _end_wake(self, subscription: Subscription, acked: dict[str, int]) -> bool:
+    async def _end_wake(self, subscription: Subscription, acked: dict[str, Offset]) -> bool:
         """Close the present wake. If work remains, the next one takes its place in the same record; says whether."""
         self._handed_out.pop(subscription.id, None)
         if any(tail > acked.get(path, NOTHING_ACKED) for path, tail in subscription.pending.items()):
@@ -418,7 +419,7 @@ class Wakes:
         return False
 
     async def _issue(
-        self, subscription: Subscription, *, linked: Links | None = None, acked: dict[str, int] | None = None
+        self, subscription: Subscription, *, linked: Links | None = None, acked: dict[str, Offset] | None = None
     ) -> None:
         wake, generation = self._new_wake(subscription), subscription.generation + 1
         await self._change(subscription, wake=wake, generation=generation, linked=linked, acked=acked)
@@ -432,7 +433,7 @@ class Wakes:
         return Wake(
             wake_id=f"w_{self._shard.clock.random_bytes(12).hex()}",
             # A pull-wake that nobody holds has no lease to lose.
-            lease_until_ms=self._lease_until(subscription) if subscription.is_webhook or holder else 0,
+            lease_until_ms=self._lease_until(subscription) if subscription.is_webhook or holder else Milliseconds(0),
             holder=holder,
         )
 
@@ -506,10 +507,10 @@ class Wakes:
         wake: Wake | msgspec.UnsetType | None = msgspec.UNSET,
         generation: int | None = None,
         retry_count: int = 0,
-        next_attempt_ms: int | None = None,
+        next_attempt_ms: Milliseconds | None = None,
         linked: Links | None = None,
         unlinked: list[str] | None = None,
-        acked: dict[str, int] | None = None,
+        acked: dict[str, Offset] | None = None,
         completes: bool = False,
         last_error: str | None = None,
     ) -> None:
@@ -563,12 +564,12 @@ class Wakes:
     def token(self, subscription: Subscription) -> str:
         return self._token(subscription.id, subscription.generation)
 
-    def _lease_until(self, subscription: Subscription) -> int:
+    def _lease_until(self, subscription: Subscription) -> Milliseconds:
         return self._shard.clock.now_ms() + subscription.config.lease_ttl_ms
 
-    def tail_of(self, path: str) -> int:
+    def tail_of(self, path: str) -> Offset:
         stream = self._shard.namespace.peek_key(parse_v1_path(path))
-        return stream.tail if stream is not None and not stream.deleted else 0
+        return stream.tail if stream is not None and not stream.deleted else START
 
     def hand_out(self, subscription: Subscription, wake: Wake) -> list[dict[str, object]]:
         """The streams that a wake tells of: some of those with work, and the next time others."""
@@ -602,7 +603,7 @@ class Wakes:
 
 
 def _links(packed: Iterable[tuple[str, int]]) -> Links:
-    return {path: (_TYPES[value & (BY_PATTERN | BY_NAME)], value >> 2) for path, value in packed}
+    return {path: (_TYPES[value & (BY_PATTERN | BY_NAME)], Offset(value >> 2)) for path, value in packed}
 
 
 def _log_failure(outcome: object) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from millstream.protocol.keys import StreamKey
 from millstream.streams.producers import ProducerChanges
 from millstream.streams.state import Stream
+from millstream.units import Incarnation
 
 Encoder = Callable[[Stream], bytes]
 
@@ -24,8 +25,8 @@ class Capture:
 
     def __init__(
         self,
-        changed: dict[int, Stream],
-        removed: dict[int, StreamKey],
+        changed: dict[Incarnation, Stream],
+        removed: dict[Incarnation, StreamKey],
         freed_blobs: list[str],
         producers: ProducerChanges,
         encoder: Encoder | None,

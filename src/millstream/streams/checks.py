@@ -21,7 +21,7 @@ from millstream.protocol.content_types import JSON, OCTET_STREAM, media_type
 from millstream.protocol.etags import state_matches
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.json_messages import split_messages
-from millstream.protocol.offsets import OFFSET_MAX, format_offset
+from millstream.protocol.offsets import OFFSET_MAX, START, format_offset
 from millstream.protocol.producers import ProducerState, is_duplicate
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
 from millstream.streams.namespace import Namespace
@@ -35,12 +35,13 @@ from millstream.streams.records import (
     StreamDeleted,
 )
 from millstream.streams.state import NO_PRODUCERS, Ahead, Stream
+from millstream.units import Milliseconds, Offset, Position
 
 
 class ForkResolver(Protocol):
     """Finds the message boundary a fork request means, and the bytes of a message cut in two (tiers know)."""
 
-    def __call__(self, source: Stream, offset: int, sub_offset: int) -> tuple[int, list[bytes]]: ...
+    def __call__(self, source: Stream, offset: Offset, sub_offset: int) -> tuple[Offset, list[bytes]]: ...
 
 
 class Checks:
@@ -49,7 +50,7 @@ class Checks:
         self._limits = namespace.limits
 
     def check_append(
-        self, stream: Stream, command: AppendMessages, now_ms: int
+        self, stream: Stream, command: AppendMessages, now_ms: Milliseconds
     ) -> tuple[Appended | None, AppendOutcome]:
         """The record of an append, or None when it repeats one that is already accepted.
 
@@ -98,7 +99,7 @@ class Checks:
         return messages
 
     def _repeated_close(
-        self, stream: Stream, view: Stream | Ahead, command: AppendMessages, now_ms: int
+        self, stream: Stream, view: Stream | Ahead, command: AppendMessages, now_ms: Milliseconds
     ) -> AppendOutcome:
         """A request to a closed stream succeeds only if it repeats a close (§5.2, §5.2.1)."""
         claim = command.producer
@@ -113,7 +114,7 @@ class Checks:
                 is_duplicate(state, claim)  # raises: a fenced producer learns that first
         raise StreamClosed(f"stream {stream.key} is closed", tail=view.tail)
 
-    def accept(self, stream: Stream, record: Appended, tail: int, position: int) -> None:
+    def accept(self, stream: Stream, record: Appended, tail: Offset, position: Position) -> None:
         """Let later checks see an append that is on its way to the log."""
         ahead = stream.ahead
         if ahead is None:
@@ -141,7 +142,7 @@ class Checks:
             )
 
     def check_create(
-        self, command: CreateStream, now_ms: int, resolve_fork: ForkResolver
+        self, command: CreateStream, now_ms: Milliseconds, resolve_fork: ForkResolver
     ) -> tuple[list[StreamCreated | StreamDeleted], Created | None]:
         """The records that create a stream; or none and the stream that already matches.
 
@@ -172,7 +173,7 @@ class Checks:
         content_type, expiry = command.content_type, command.expiry
         prefix: list[bytes] = []
         fork: ForkPoint | None = None
-        earliest, snapshot = 0, None
+        earliest, snapshot = START, None
         if command.fork is not None:
             source = self._fork_source(command.fork, content_type, now_ms)
             requested = source.tail if command.fork.offset is None else command.fork.offset
@@ -208,7 +209,7 @@ class Checks:
         )
         return records, None
 
-    def check_snapshot(self, stream: Stream, offset: int, *, is_boundary: bool = True) -> None:
+    def check_snapshot(self, stream: Stream, offset: Offset, *, is_boundary: bool = True) -> None:
         """Whether a snapshot may be published at this offset (Extensions §2.2)."""
         if offset > stream.tail:
             raise Conflict(
@@ -227,12 +228,12 @@ class Checks:
                 hint="use a Stream-Next-Offset value returned by the server",
             )
 
-    def check_create_bucket(self, name: str, now_ms: int) -> BucketCreated:
+    def check_create_bucket(self, name: str, now_ms: Milliseconds) -> BucketCreated:
         if name in self._namespace.buckets:
             raise Conflict(f"bucket {name} exists already", code="bucket_exists")
         return BucketCreated(name, now_ms)
 
-    def check_delete_bucket(self, name: str, now_ms: int) -> BucketDeleted:
+    def check_delete_bucket(self, name: str, now_ms: Milliseconds) -> BucketDeleted:
         if self._namespace.bucket(name).streams:
             raise Conflict(
                 f"bucket {name} holds {self._namespace.buckets[name].streams} streams",
@@ -255,7 +256,7 @@ class Checks:
             raise split
         return split
 
-    def _fork_source(self, fork: ForkRequest, content_type: str | None, now_ms: int) -> Stream:
+    def _fork_source(self, fork: ForkRequest, content_type: str | None, now_ms: Milliseconds) -> Stream:
         source = self._namespace.find(fork.source)
         is_expired = source is not None and self._namespace.is_expired(source, now_ms)
         if source is None or (is_expired and not source.forks):
@@ -286,7 +287,7 @@ class Checks:
         )
 
     @staticmethod
-    def _inherited_snapshot(source: Stream, offset: int) -> SnapshotRef | None:
+    def _inherited_snapshot(source: Stream, offset: Offset) -> SnapshotRef | None:
         """The source's snapshot, unless it tells of what comes after the fork point; trimmed history needs one."""
         snapshot = source.snapshot
         if snapshot is None or snapshot.offset <= offset:

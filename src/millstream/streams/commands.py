@@ -10,6 +10,7 @@ from millstream.errors import InvalidRequest
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
+from millstream.units import Incarnation, Offset
 
 Split = list[bytes] | InvalidRequest
 """The messages of a JSON body that was split before its command is judged; or what is wrong with it."""
@@ -17,7 +18,7 @@ Split = list[bytes] | InvalidRequest
 
 class ForkRequest(NamedTuple):
     source: StreamKey
-    offset: int | None = None
+    offset: Offset | None = None
     sub_offset: int = 0
 
 
@@ -55,17 +56,17 @@ class Created(NamedTuple):
     """A stream that exists as asked: made now, or found to match."""
 
     is_new: bool
-    incarnation: int
+    incarnation: Incarnation
     content_type: str
-    tail: int
+    tail: Offset
     closed: bool
 
 
 class AppendOutcome(msgspec.Struct, frozen=True, gc=False):
     """What the writer is told: the tail, and for producers the highest sequence accepted in their epoch."""
 
-    incarnation: int
-    tail: int
+    incarnation: Incarnation
+    tail: Offset
     closed: bool
     is_new_data: bool = False
     producer_epoch: int | None = None

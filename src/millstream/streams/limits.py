@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from millstream.units import Milliseconds
+
 
 class StreamLimits(NamedTuple):
     """`fork_depth_max`: how many sources, each the fork of the next, a fork may rest on.
@@ -17,7 +19,7 @@ class StreamLimits(NamedTuple):
     fork_depth_max: int = 64
     append_messages_max: int = 131_072
     producers_max: int = 100_000
-    producer_expiry_ms: int | None = None
+    producer_expiry_ms: Milliseconds | None = None
 
 
 DEFAULT_LIMITS: Final = StreamLimits()

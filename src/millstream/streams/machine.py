@@ -35,6 +35,7 @@ from millstream.streams.records import (
 )
 from millstream.streams.state import Bucket, Stream
 from millstream.streams.subscriptions import Subscription, Subscriptions
+from millstream.units import Incarnation, Offset, Position
 
 
 class StateMachine:
@@ -45,11 +46,11 @@ class StateMachine:
         # The last claim of the object store that this log was part of.
         self.store_claim: StoreClaimed | None = None
         # Where this log went on although the store could not be asked whose it is; None once it was asked.
-        self.store_unasked_at: int | None = None
+        self.store_unasked_at: Position | None = None
         # Streams that the records applied last have purged: the shard frees their messages at once.
         self.purged: list[Stream] = []
         # Before this position everything is cold; `sealed` are the flushes the catalog does not list yet.
-        self.flushed = 1
+        self.flushed = Position(1)
         self.sealed: list[SegmentSealed] = []
         # Compactions the catalog does not reflect yet.
         self.replaced: list[SegmentsReplaced] = []
@@ -75,12 +76,12 @@ class StateMachine:
             StreamTrimmed: self._stream_trimmed,
         }
 
-    def apply(self, record: AnyRecord, position: int) -> Stream | None:
+    def apply(self, record: AnyRecord, position: Position) -> Stream | None:
         """Make a durable record true. Returns the stream it is about, for those who publish its bytes."""
         self.records_applied += 1
         return self._effects[type(record)](record, position)
 
-    def _appended(self, record: Appended, position: int) -> Stream | None:
+    def _appended(self, record: Appended, position: Position) -> Stream | None:
         namespace = self.namespace
         stream = namespace.by_incarnation(record.stream)
         if stream is None:
@@ -111,7 +112,7 @@ class StateMachine:
 
     def restore(
         self,
-        position: int,
+        position: Position,
         buckets: Iterable[Bucket],
         subscriptions: Iterable[Subscription],
         secrets: SecretsCreated | None,
@@ -130,7 +131,7 @@ class StateMachine:
         purged, self.purged = self.purged, []
         return purged
 
-    def forget_sealed(self, through: int) -> None:
+    def forget_sealed(self, through: Position) -> None:
         """The catalog lists the segments of the flush up to a position, or whoever moves it there has their index."""
         self.sealed = [record for record in self.sealed if record.through != through]
 
@@ -144,16 +145,17 @@ class StateMachine:
         self.has_gaps = True
 
     @staticmethod
-    def _leave_gap(stream: Stream, offset: int) -> None:
+    def _leave_gap(stream: Stream, offset: Offset) -> None:
         """What comes after an append that was set aside keeps its offset; readers find nothing in between."""
         if offset < stream.tail:
             raise Corrupt(f"an append at offset {offset} of stream {stream.key}, whose tail is {stream.tail}")
         stream.tail = offset
 
-    def _stream_created(self, record: StreamCreated, position: int) -> Stream:
+    def _stream_created(self, record: StreamCreated, position: Position) -> Stream:
+        incarnation = Incarnation(position)
         key = StreamKey(record.bucket, record.stream)
         expiry = Expiry(record.ttl_seconds, record.expires_at, record.expires_at_ms)
-        stream = Stream.created(position, key, record.content_type, record.at_ms, expiry, record.fork)
+        stream = Stream.created(incarnation, key, record.content_type, record.at_ms, expiry, record.fork)
         stream.tail += sum(map(len, record.messages))
         stream.closed = record.closed
         stream.seq = record.seq
@@ -161,7 +163,7 @@ class StateMachine:
         stream.snapshot = record.snapshot
         claim = record.producer
         if claim is not None:
-            self.namespace.producers.put(position, claim.id, ProducerState(claim.epoch, claim.seq, record.at_ms))
+            self.namespace.producers.put(incarnation, claim.id, ProducerState(claim.epoch, claim.seq, record.at_ms))
             stream.closed_by = claim if record.closed else None
         if record.fork is not None:
             source = self.namespace.by_incarnation(record.fork.source)
@@ -179,7 +181,7 @@ class StateMachine:
         if older is not None and not older.soft_deleted:
             self._end(older)
 
-    def _stream_deleted(self, record: StreamDeleted, position: int) -> Stream | None:
+    def _stream_deleted(self, record: StreamDeleted, position: Position) -> Stream | None:
         stream = self.namespace.by_incarnation(record.stream)
         if stream is None or stream.soft_deleted:
             return None
@@ -220,7 +222,7 @@ class StateMachine:
         source.forks -= 1
         return source if source.soft_deleted and not source.forks else None
 
-    def _snapshot_published(self, record: SnapshotPublished, position: int) -> Stream | None:
+    def _snapshot_published(self, record: SnapshotPublished, position: Position) -> Stream | None:
         stream = self.namespace.by_incarnation(record.stream)
         if stream is None:
             self.namespace.freed_blobs.append(record.snapshot.blob)
@@ -235,35 +237,35 @@ class StateMachine:
         stream.last_access_ms = max(stream.last_access_ms, record.at_ms)
         return stream
 
-    def _stream_trimmed(self, record: StreamTrimmed, position: int) -> Stream | None:
+    def _stream_trimmed(self, record: StreamTrimmed, position: Position) -> Stream | None:
         stream = self.namespace.by_incarnation(record.stream)
         if stream is not None and record.earliest > stream.earliest:
             self.namespace.change(stream)
             stream.earliest = record.earliest
         return stream
 
-    def _streams_touched(self, record: StreamsTouched, position: int) -> None:
+    def _streams_touched(self, record: StreamsTouched, position: Position) -> None:
         for incarnation, at_ms in record.accessed.items():
             stream = self.namespace.by_incarnation(incarnation)
             if stream is not None:
                 self.namespace.change(stream)
                 stream.last_access_ms = max(stream.last_access_ms, at_ms)
 
-    def _bucket_created(self, record: BucketCreated, position: int) -> None:
+    def _bucket_created(self, record: BucketCreated, position: Position) -> None:
         self.namespace.buckets.setdefault(record.bucket, Bucket(record.bucket, record.at_ms))
 
-    def _bucket_deleted(self, record: BucketDeleted, position: int) -> None:
+    def _bucket_deleted(self, record: BucketDeleted, position: Position) -> None:
         self.namespace.buckets.pop(record.bucket, None)
 
-    def _segment_sealed(self, record: SegmentSealed, position: int) -> None:
+    def _segment_sealed(self, record: SegmentSealed, position: Position) -> None:
         self.flushed = record.through
         self.sealed.append(record)
         self.records_applied -= 1  # it tells of changes that are stored, and is none itself
 
-    def _leader_started(self, record: LeaderStarted, position: int) -> None:
+    def _leader_started(self, record: LeaderStarted, position: Position) -> None:
         self.records_applied -= 1  # it fences the log and changes no state
 
-    def _store_claimed(self, record: StoreClaimed, position: int) -> None:
+    def _store_claimed(self, record: StoreClaimed, position: Position) -> None:
         if self.store_claim is None or record.claim != self.store_claim.claim:
             self.store_unasked_at = None
         elif self.store_unasked_at is None:
@@ -271,17 +273,17 @@ class StateMachine:
         self.store_claim = record
         self.records_applied -= 1  # no reason to flush; the log keeps it until something else is one
 
-    def _segments_replaced(self, record: SegmentsReplaced, position: int) -> None:
+    def _segments_replaced(self, record: SegmentsReplaced, position: Position) -> None:
         self.replaced.append(record)
 
-    def _secrets_created(self, record: SecretsCreated, position: int) -> None:
+    def _secrets_created(self, record: SecretsCreated, position: Position) -> None:
         self.secrets = record
 
-    def _subscription_created(self, record: SubscriptionCreated, position: int) -> None:
+    def _subscription_created(self, record: SubscriptionCreated, position: Position) -> None:
         self.subscriptions.created(record)
 
-    def _subscription_deleted(self, record: SubscriptionDeleted, position: int) -> None:
+    def _subscription_deleted(self, record: SubscriptionDeleted, position: Position) -> None:
         self.subscriptions.deleted(record)
 
-    def _subscription_changed(self, record: SubscriptionChanged, position: int) -> None:
+    def _subscription_changed(self, record: SubscriptionChanged, position: Position) -> None:
         self.subscriptions.changed(record)

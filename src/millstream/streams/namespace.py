@@ -18,9 +18,10 @@ from millstream.streams.captures import Capture, Encoder
 from millstream.streams.limits import DEFAULT_LIMITS, StreamLimits
 from millstream.streams.producers import Producers
 from millstream.streams.state import Bucket, Stream
+from millstream.units import Incarnation, Milliseconds
 
 # Later than anything: who has only one clock goes by that alone.
-FOREVER_MS: Final = 1 << 62
+FOREVER_MS: Final = Milliseconds(1 << 62)
 
 
 class StateSource(Protocol):
@@ -28,11 +29,11 @@ class StateSource(Protocol):
 
     def load_key(self, key: StreamKey) -> Stream | None: ...
 
-    def load_incarnation(self, incarnation: int) -> Stream | None: ...
+    def load_incarnation(self, incarnation: Incarnation) -> Stream | None: ...
 
-    def load_producer(self, incarnation: int, producer_id: str) -> ProducerState | None: ...
+    def load_producer(self, incarnation: Incarnation, producer_id: str) -> ProducerState | None: ...
 
-    def producer_count(self, incarnation: int) -> int: ...
+    def producer_count(self, incarnation: Incarnation) -> int: ...
 
 
 class Namespace:
@@ -42,27 +43,27 @@ class Namespace:
         self,
         source: StateSource,
         limits: StreamLimits = DEFAULT_LIMITS,
-        expiry_ms: Callable[[], int] = lambda: FOREVER_MS,
+        expiry_ms: Callable[[], Milliseconds] = lambda: FOREVER_MS,
     ) -> None:
         self.limits = limits
         self._source = source
         self._expiry_ms = expiry_ms
         self._by_key: dict[StreamKey, Stream] = {}
-        self._by_incarnation: dict[int, Stream] = {}
+        self._by_incarnation: dict[Incarnation, Stream] = {}
         self.buckets: dict[str, Bucket] = {}
         self.producers = Producers(source, limits)
         # Changes since the last capture, but for streams that only grew: whoever writes checkpoints learns that from
         # their messages. Blobs are deleted after the flush: until then the object store alone would still restore a
         # state that refers to them.
-        self.changed: dict[int, Stream] = {}
-        self.removed: dict[int, StreamKey] = {}
+        self.changed: dict[Incarnation, Stream] = {}
+        self.removed: dict[Incarnation, StreamKey] = {}
         self.freed_blobs: list[str] = []
         # Captures that are neither committed nor rolled back, oldest first, and the changes of all of them together,
         # which the catalog does not show yet. Of the newest, the streams that are still to be encoded.
         self._captures: list[Capture] = []
-        self.captured: dict[int, Stream] = {}
-        self.captured_removals: dict[int, StreamKey] = {}
-        self.unencoded: dict[int, Stream] = {}
+        self.captured: dict[Incarnation, Stream] = {}
+        self.captured_removals: dict[Incarnation, StreamKey] = {}
+        self.unencoded: dict[Incarnation, Stream] = {}
 
     # -- looking up ------------------------------------------------------------------------------------------
 
@@ -71,11 +72,11 @@ class Namespace:
         stream = self._by_key.get(key)
         return stream if stream is not None else self._admit(self._source.load_key(key))
 
-    def by_incarnation(self, incarnation: int) -> Stream | None:
+    def by_incarnation(self, incarnation: Incarnation) -> Stream | None:
         stream = self._by_incarnation.get(incarnation)
         return stream if stream is not None else self._admit(self._source.load_incarnation(incarnation))
 
-    def get(self, key: StreamKey, now_ms: int) -> Stream:
+    def get(self, key: StreamKey, now_ms: Milliseconds) -> Stream:
         """The live stream of that name; expiry shows before the record that enacts it."""
         stream = self.find(key)
         if stream is None:
@@ -87,7 +88,7 @@ class Namespace:
             raise NotFound(f"stream {key} has expired", code="stream_expired")
         return stream
 
-    def producer(self, stream: Stream, producer_id: str, now_ms: int) -> ProducerState | None:
+    def producer(self, stream: Stream, producer_id: str, now_ms: Milliseconds) -> ProducerState | None:
         """What is known of a stream's producer, appends in flight included."""
         if stream.ahead is not None:
             state = stream.ahead.producers.get(producer_id)
@@ -98,17 +99,17 @@ class Namespace:
             return state
         return None if self.producers.is_expired(state, self._expiry_ms()) else state  # as with streams
 
-    def is_expired(self, stream: Stream, now_ms: int) -> bool:
+    def is_expired(self, stream: Stream, now_ms: Milliseconds) -> bool:
         """Whether a stream's time is over, also by the clock that does not jump ahead, which is asked only then."""
         return stream.is_expired(now_ms) and stream.is_expired(self._expiry_ms())
 
     def resident(self) -> Iterator[Stream]:
         return iter(self._by_incarnation.values())
 
-    def if_resident(self, incarnation: int) -> Stream | None:
+    def if_resident(self, incarnation: Incarnation) -> Stream | None:
         return self._by_incarnation.get(incarnation)
 
-    def peek(self, incarnation: int) -> Stream | None:
+    def peek(self, incarnation: Incarnation) -> Stream | None:
         """The same as `by_incarnation` for whoever only looks: what is not in memory stays out of it."""
         stream = self._by_incarnation.get(incarnation)
         if stream is not None or self.is_removed(incarnation):
@@ -122,7 +123,7 @@ class Namespace:
             return None
         return stream
 
-    def is_removed(self, incarnation: int) -> bool:
+    def is_removed(self, incarnation: Incarnation) -> bool:
         """Whether a stream is gone that the catalog may still show."""
         return incarnation in self.removed or incarnation in self.captured_removals
 
@@ -217,8 +218,8 @@ class Namespace:
         if len(self._captures) == 1:  # as where this node flushes; there may be very many streams in it
             self.captured, self.captured_removals = self._captures[0].changed, self._captures[0].removed
             return
-        changed: dict[int, Stream] = {}
-        removed: dict[int, StreamKey] = {}
+        changed: dict[Incarnation, Stream] = {}
+        removed: dict[Incarnation, StreamKey] = {}
         for capture in self._captures:
             changed |= capture.changed
             removed |= capture.removed
@@ -226,7 +227,7 @@ class Namespace:
 
     # -- residency -------------------------------------------------------------------------------------------
 
-    def evict(self, streams: Iterable[Stream], pinned: Container[int], count: int) -> None:
+    def evict(self, streams: Iterable[Stream], pinned: Container[Incarnation], count: int) -> None:
         """Forget up to so many of the streams that the catalog has as they are. They are loaded again when they are
         asked for.
 
@@ -261,5 +262,5 @@ class Namespace:
         return stream
 
 
-def _without(streams: dict[int, Stream], removed: Container[int]) -> dict[int, Stream]:
+def _without(streams: dict[Incarnation, Stream], removed: Container[Incarnation]) -> dict[Incarnation, Stream]:
     return {incarnation: stream for incarnation, stream in streams.items() if incarnation not in removed}

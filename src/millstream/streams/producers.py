@@ -15,6 +15,7 @@ from typing import Protocol
 from millstream.errors import Conflict
 from millstream.protocol.producers import ProducerState
 from millstream.streams.limits import StreamLimits
+from millstream.units import Incarnation, Milliseconds
 
 States = dict[str, ProducerState]
 
@@ -22,9 +23,9 @@ States = dict[str, ProducerState]
 class ProducerSource(Protocol):
     """The catalog's rows, as of the last checkpoint."""
 
-    def load_producer(self, incarnation: int, producer_id: str) -> ProducerState | None: ...
+    def load_producer(self, incarnation: Incarnation, producer_id: str) -> ProducerState | None: ...
 
-    def producer_count(self, incarnation: int) -> int: ...
+    def producer_count(self, incarnation: Incarnation) -> int: ...
 
 
 class ProducerChanges:
@@ -33,12 +34,12 @@ class ProducerChanges:
     __slots__ = ("added", "count", "full", "states")
 
     def __init__(self) -> None:
-        self.states: dict[int, States] = {}
-        self.added: dict[int, int] = {}
-        self.full: set[int] = set()
+        self.states: dict[Incarnation, States] = {}
+        self.added: dict[Incarnation, int] = {}
+        self.full: set[Incarnation] = set()
         self.count = 0
 
-    def rows(self) -> list[tuple[int, States]]:
+    def rows(self) -> list[tuple[Incarnation, States]]:
         """For a checkpoint. An entry without states asks for the stream's expired producers to be removed."""
         return [*self.states.items(), *((incarnation, {}) for incarnation in self.full)]
 
@@ -59,14 +60,14 @@ class Producers:
     def has_changes(self) -> bool:
         return bool(self._changed.states or self._changed.full)
 
-    def get(self, incarnation: int, producer_id: str) -> ProducerState | None:
+    def get(self, incarnation: Incarnation, producer_id: str) -> ProducerState | None:
         for changes in (self._changed, *self._captured):
             states = changes.states.get(incarnation)
             if states is not None and (state := states.get(producer_id)) is not None:
                 return state
         return self._source.load_producer(incarnation, producer_id)
 
-    def put(self, incarnation: int, producer_id: str, state: ProducerState) -> None:
+    def put(self, incarnation: Incarnation, producer_id: str, state: ProducerState) -> None:
         changed = self._changed
         states = changed.states.get(incarnation)
         if states is None:
@@ -77,22 +78,22 @@ class Producers:
                 changed.added[incarnation] = changed.added.get(incarnation, 0) + 1
         states[producer_id] = state
 
-    def drop(self, incarnation: int) -> None:
+    def drop(self, incarnation: Incarnation) -> None:
         """The stream is gone. What a checkpoint has of it already goes with the next one."""
         self._changed.count -= len(self._changed.states.pop(incarnation, ()))
         self._changed.added.pop(incarnation, None)
         self._changed.full.discard(incarnation)
 
-    def count(self, incarnation: int) -> int:
+    def count(self, incarnation: Incarnation) -> int:
         """How many producers a stream has, those that have expired included."""
         added = sum(changes.added.get(incarnation, 0) for changes in (self._changed, *self._captured))
         return self._source.producer_count(incarnation) + added
 
-    def is_expired(self, state: ProducerState, now_ms: int) -> bool:
+    def is_expired(self, state: ProducerState, now_ms: Milliseconds) -> bool:
         expiry_ms = self.limits.producer_expiry_ms
         return expiry_ms is not None and state.at_ms + expiry_ms < now_ms
 
-    def check_room(self, incarnation: int, producer_id: str, in_flight: int) -> None:
+    def check_room(self, incarnation: Incarnation, producer_id: str, in_flight: int) -> None:
         """Refuse a producer that a stream has no row for, if it has too many."""
         if self.count(incarnation) + in_flight < self.limits.producers_max or self.get(incarnation, producer_id):
             return

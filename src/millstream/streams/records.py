@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NewType
+from typing import Final
 
 import msgspec
 
 from millstream.errors import Corrupt
 from millstream.protocol.keys import StreamKey
+from millstream.protocol.offsets import START
 from millstream.protocol.producers import ProducerClaim
-
-Position = NewType("Position", int)
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -31,27 +31,27 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class BucketCreated(Record, frozen=True, tag=1):
     bucket: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 class BucketDeleted(Record, frozen=True, tag=2):
     bucket: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 class ForkPoint(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where a fork left its source: `offset` is a message boundary, the other two what the request asked for."""
 
-    source: int
-    offset: int
-    requested_offset: int
+    source: Incarnation
+    offset: Offset
+    requested_offset: Offset
     requested_sub_offset: int
 
 
 class SnapshotRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A published snapshot: what it stands for, and the blob that holds it."""
 
-    offset: int
+    offset: Offset
     content_type: str
     blob: str
     size: int
@@ -63,26 +63,26 @@ class StreamCreated(Record, frozen=True, tag=3):
 
     bucket: str
     stream: str
-    at_ms: int
+    at_ms: Milliseconds
     content_type: str
     messages: list[bytes]
     closed: bool = False
     ttl_seconds: int | None = None
     expires_at: str | None = None
-    expires_at_ms: int | None = None
+    expires_at_ms: Milliseconds | None = None
     fork: ForkPoint | None = None
     seq: str | None = None
     producer: ProducerClaim | None = None
-    earliest: int = 0
+    earliest: Offset = START
     snapshot: SnapshotRef | None = None
 
 
 class Appended(Record, frozen=True, tag=4):
     """Messages at `offset`, the tail they were appended to; with `close`, the last ones."""
 
-    stream: int
-    offset: int
-    at_ms: int
+    stream: Incarnation
+    offset: Offset
+    at_ms: Milliseconds
     messages: list[bytes]
     close: bool = False
     seq: str | None = None
@@ -92,8 +92,8 @@ class Appended(Record, frozen=True, tag=4):
 class StreamDeleted(Record, frozen=True, tag=5):
     """The end of an incarnation; it names the stream too, for those who follow a bucket."""
 
-    stream: int
-    at_ms: int
+    stream: Incarnation
+    at_ms: Milliseconds
     key: StreamKey
     expired: bool = False
 
@@ -101,7 +101,7 @@ class StreamDeleted(Record, frozen=True, tag=5):
 class StreamsTouched(Record, frozen=True, tag=6):
     """Reads that restarted the sliding windows of these streams, and when."""
 
-    accessed: dict[int, int]
+    accessed: dict[Incarnation, Milliseconds]
 
 
 class SecretsCreated(Record, frozen=True, tag=7):
@@ -118,8 +118,8 @@ class Wake(msgspec.Struct, array_like=True, frozen=True):
     """
 
     wake_id: str
-    lease_until_ms: int
-    tails: dict[str, int] = {}
+    lease_until_ms: Milliseconds
+    tails: dict[str, Offset] = {}
     holder: str | None = None
 
 
@@ -131,7 +131,7 @@ class SubscriptionConfig(msgspec.Struct, array_like=True, frozen=True):
     streams: list[str]
     webhook_url: str | None
     wake_stream: str | None
-    lease_ttl_ms: int
+    lease_ttl_ms: Milliseconds
     description: str | None
 
 
@@ -143,31 +143,31 @@ class SubscriptionCreated(Record, frozen=True, tag=8):
     """
 
     id: str
-    at_ms: int
+    at_ms: Milliseconds
     base_url: str
     config: SubscriptionConfig
-    links: dict[str, tuple[list[str], int]]
+    links: dict[str, tuple[list[str], Offset]]
     owner: str = ""
     complete: bool = True
 
 
 class SubscriptionDeleted(Record, frozen=True, tag=9):
     id: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 class SubscriptionChanged(Record, frozen=True, tag=10):
     """The new state of a subscription's moving parts. `linked` and `acked` add to it; the rest replaces."""
 
     id: str
-    at_ms: int
+    at_ms: Milliseconds
     generation: int
     wake: Wake | None = None
     retry_count: int = 0
-    next_attempt_ms: int | None = None
-    linked: dict[str, tuple[list[str], int]] = {}
+    next_attempt_ms: Milliseconds | None = None
+    linked: dict[str, tuple[list[str], Offset]] = {}
     unlinked: list[str] = []
-    acked: dict[str, int] = {}
+    acked: dict[str, Offset] = {}
     completes: bool = False
     last_error: str | None = None
 
@@ -175,8 +175,8 @@ class SubscriptionChanged(Record, frozen=True, tag=10):
 class SnapshotPublished(Record, frozen=True, tag=11):
     """A snapshot becomes the one that counts; with `trims`, what came before its offset is given up."""
 
-    stream: int
-    at_ms: int
+    stream: Incarnation
+    at_ms: Milliseconds
     snapshot: SnapshotRef
     trims: bool = True
 
@@ -190,10 +190,10 @@ class SegmentRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
     checksum: int
     rows: int
     payload_bytes: int
-    first_position: int
-    last_position: int
-    first_at_ms: int
-    last_at_ms: int
+    first_position: Position
+    last_position: Position
+    first_at_ms: Milliseconds
+    last_at_ms: Milliseconds
     footer_bytes: int
     footer_checksum: int
 
@@ -201,9 +201,9 @@ class SegmentRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class SegmentSealed(Record, frozen=True, tag=12):
     """The cold tier now covers everything before position `through`; what came from `first` on is new in it."""
 
-    first: int
-    through: int
-    at_ms: int
+    first: Position
+    through: Position
+    at_ms: Milliseconds
     manifest: str
     notes: str
     segments: list[SegmentRef]
@@ -212,7 +212,7 @@ class SegmentSealed(Record, frozen=True, tag=12):
 class SegmentsReplaced(Record, frozen=True, tag=13):
     """The live messages of the segments at these paths are in new segments from now on."""
 
-    at_ms: int
+    at_ms: Milliseconds
     replaced: list[str]
     segments: list[SegmentRef]
 
@@ -220,9 +220,9 @@ class SegmentsReplaced(Record, frozen=True, tag=13):
 class StreamTrimmed(Record, frozen=True, tag=14):
     """What came before `earliest`, a message boundary, is given up."""
 
-    stream: int
-    at_ms: int
-    earliest: int
+    stream: Incarnation
+    at_ms: Milliseconds
+    earliest: Offset
 
 
 class LeaderStarted(Record, frozen=True, tag=20):
@@ -230,7 +230,7 @@ class LeaderStarted(Record, frozen=True, tag=20):
 
     node: int
     generation: int
-    at_ms: int
+    at_ms: Milliseconds
 
 
 class StoreClaimed(Record, frozen=True, tag=21):
@@ -243,7 +243,7 @@ class StoreClaimed(Record, frozen=True, tag=21):
     epoch: int
     since: int
     claim: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 AnyRecord = (

@@ -13,8 +13,10 @@ import msgspec
 from millstream.protocol.content_types import JSON, media_type
 from millstream.protocol.expiry import NEVER, Expiry
 from millstream.protocol.keys import StreamKey
+from millstream.protocol.offsets import START
 from millstream.protocol.producers import ProducerClaim, ProducerState
 from millstream.streams.records import ForkPoint, SnapshotRef
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 NO_PRODUCERS: Final[dict[str, ProducerState]] = {}
 
@@ -22,12 +24,12 @@ NO_PRODUCERS: Final[dict[str, ProducerState]] = {}
 class Ahead(msgspec.Struct, array_like=True, gc=False, eq=False):
     """What a stream will be once its appends in flight are durable."""
 
-    tail: int
+    tail: Offset
     closed: bool
     closed_by: ProducerClaim | None
     seq: str | None
     producers: dict[str, ProducerState]
-    position: int = 0
+    position: Position = Position(0)
 
 
 class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
@@ -37,21 +39,21 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     collector, which need not look at it since nothing in it leads back to it, does not.
     """
 
-    incarnation: int
+    incarnation: Incarnation
     key: StreamKey
     content_type: str
     is_json: bool
-    created_at_ms: int
-    last_write_at_ms: int
-    last_access_ms: int
-    tail: int
+    created_at_ms: Milliseconds
+    last_write_at_ms: Milliseconds
+    last_access_ms: Milliseconds
+    tail: Offset
     expiry: Expiry
     fork: ForkPoint | None = None
     closed: bool = False
     closed_by: ProducerClaim | None = None
     seq: str | None = None
     # Offsets before `earliest` are no longer readable; a snapshot stands for what was there.
-    earliest: int = 0
+    earliest: Offset = START
     snapshot: SnapshotRef | None = None
     forks: int = 0
     soft_deleted: bool = False
@@ -63,15 +65,15 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     @classmethod
     def created(
         cls,
-        incarnation: int,
+        incarnation: Incarnation,
         key: StreamKey,
         content_type: str,
-        at_ms: int,
+        at_ms: Milliseconds,
         expiry: Expiry = NEVER,
         fork: ForkPoint | None = None,
     ) -> Stream:
         """A new stream: empty, or with what its source has up to the fork point."""
-        tail = fork.offset if fork is not None else 0
+        tail = fork.offset if fork is not None else START
         is_json = media_type(content_type) == JSON
         return cls(incarnation, key, content_type, is_json, at_ms, at_ms, at_ms, tail, expiry, fork)
 
@@ -79,7 +81,7 @@ class Stream(msgspec.Struct, array_like=True, gc=False, eq=False):
     def media_type(self) -> str:
         return media_type(self.content_type)
 
-    def is_expired(self, now_ms: int) -> bool:
+    def is_expired(self, now_ms: Milliseconds) -> bool:
         if self.expiry is NEVER:
             return False
         deadline_ms = self.expiry.deadline_ms(self.last_access_ms)
@@ -94,7 +96,7 @@ class Bucket:
 
     __slots__ = ("created_at_ms", "is_implicit", "name", "streams")
 
-    def __init__(self, name: str, created_at_ms: int, *, streams: int = 0, is_implicit: bool = False) -> None:
+    def __init__(self, name: str, created_at_ms: Milliseconds, *, streams: int = 0, is_implicit: bool = False) -> None:
         self.is_implicit = is_implicit
         self.name = name
         self.created_at_ms = created_at_ms

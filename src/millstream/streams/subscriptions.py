@@ -26,13 +26,14 @@ from millstream.streams.records import (
     SubscriptionDeleted,
     Wake,
 )
+from millstream.units import Milliseconds, Offset
 
 LEASE_TTL_MS_DEFAULT: Final = 30_000
 LEASE_TTL_MS_RANGE: Final = (1_000, 600_000)
 STREAMS_MAX: Final = 10_000
 ACKS_MAX: Final = 2_000
 TEXT_BYTES_MAX: Final = 1024
-NOTHING_ACKED: Final = -1
+NOTHING_ACKED: Final = Offset(-1)
 
 EXPLICIT: Final = "explicit"
 GLOB: Final = "glob"
@@ -43,13 +44,13 @@ SUBSCRIPTION_BYTES: Final = 2_000
 
 TIDY_LINKS: Final = 1_000
 
-TailOf = Callable[[str], int]
+TailOf = Callable[[str], Offset]
 
 
 class Link(NamedTuple):
     """One stream of a subscription: how it came to be linked, and up to where it is done."""
 
-    acked: int
+    acked: Offset
     is_explicit: bool
     is_glob: bool
 
@@ -71,7 +72,7 @@ class Links(Mapping[str, Link]):
 
     def __getitem__(self, path: str) -> Link:
         value = self.packed[path]
-        return Link((value >> 2) - 1, bool(value & 2), bool(value & 1))
+        return Link(Offset((value >> 2) - 1), bool(value & 2), bool(value & 1))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.packed)
@@ -115,7 +116,12 @@ class Subscription:
     )
 
     def __init__(
-        self, subscription_id: str, created_at_ms: int, base_url: str, config: SubscriptionConfig, owner: str = ""
+        self,
+        subscription_id: str,
+        created_at_ms: Milliseconds,
+        base_url: str,
+        config: SubscriptionConfig,
+        owner: str = "",
     ) -> None:
         self.id = subscription_id
         self.itself = (self,)
@@ -127,28 +133,28 @@ class Subscription:
         self.generation = 0
         self.wake: Wake | None = None
         self.retry_count = 0
-        self.next_attempt_ms: int | None = None
+        self.next_attempt_ms: Milliseconds | None = None
         self.last_error: str | None = None
         # Whether the streams that existed when it was made are all linked: until then it is not there for anybody.
         self.is_complete = True
         self.is_deleted = False
         # Not durable: streams with work and their tails, in the order in which they are handed out; and whether a
         # stream could not be linked because there are too many.
-        self.pending: dict[str, int] = {}
+        self.pending: dict[str, Offset] = {}
         self.is_full = False
 
     @property
     def is_webhook(self) -> bool:
         return self.config.type == "webhook"
 
-    def note(self, path: str, tail: int) -> None:
+    def note(self, path: str, tail: Offset) -> None:
         """A linked stream has this tail: it has work if that lies beyond what was acknowledged."""
         if tail > self.links[path].pending_beyond:
             self.pending[path] = tail
         else:
             self.pending.pop(path, None)
 
-    def checked_acks(self, acks: object, tail_of: TailOf) -> dict[str, int]:
+    def checked_acks(self, acks: object, tail_of: TailOf) -> dict[str, Offset]:
         """The offsets a worker acknowledges, or INVALID_OFFSET: they must move forward and not past the tail."""
         if acks is None:
             return {}
@@ -156,7 +162,7 @@ class Subscription:
             raise InvalidRequest("acks must be an array", code="INVALID_REQUEST")
         if len(acks) > ACKS_MAX:
             raise InvalidRequest(f"at most {ACKS_MAX} acks are allowed in one request", code="INVALID_REQUEST")
-        checked: dict[str, int] = {}
+        checked: dict[str, Offset] = {}
         for ack in acks:
             path = ack.get("stream", ack.get("path")) if isinstance(ack, dict) else None
             token = ack.get("offset") if isinstance(ack, dict) else None
@@ -276,7 +282,7 @@ class Subscriptions:
             subscription.pending.pop(path, None)
             self._put(subscription, path, link._replace(is_glob=False, acked=NOTHING_ACKED))
 
-    def _link(self, subscription: Subscription, linked: Mapping[str, tuple[Iterable[str], int]]) -> None:
+    def _link(self, subscription: Subscription, linked: Mapping[str, tuple[Iterable[str], Offset]]) -> None:
         for path, (types, acked) in linked.items():
             link = subscription.links.get(path)
             if link is None:
@@ -350,7 +356,7 @@ def parse_config(body: object) -> SubscriptionConfig:
         streams=sorted(set(streams)),
         webhook_url=webhook_url,
         wake_stream=wake_stream.strip("/") if wake_stream else None,
-        lease_ttl_ms=lease_ttl_ms,
+        lease_ttl_ms=Milliseconds(lease_ttl_ms),
         description=_text(body, "description"),
     )
 

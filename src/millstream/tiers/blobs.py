@@ -20,6 +20,7 @@ from millstream.errors import Corrupt, NotFound
 from millstream.protocol.keys import StreamKey
 from millstream.streams.records import SnapshotRef
 from millstream.tiers.objects import Objects
+from millstream.units import Offset
 
 _ROOT: Final = "snapshots/"
 WHOLE_BYTES: Final = 4 << 20
@@ -126,7 +127,7 @@ class Blobs:
             _compare(path, snapshot, checksum, size)
         yield waiting
 
-    def new_name(self, key: StreamKey, offset: int, random: bytes) -> str:
+    def new_name(self, key: StreamKey, offset: Offset, random: bytes) -> str:
         return self.prefix + blob_name(key, offset, random)
 
     async def names(self) -> list[str]:
@@ -145,7 +146,7 @@ def _compare(path: str, snapshot: SnapshotRef, checksum: int, size: int) -> None
         )
 
 
-def blob_name(key: StreamKey, offset: int, random: bytes) -> str:
+def blob_name(key: StreamKey, offset: Offset, random: bytes) -> str:
     """A new name, readable enough to tell what it is when it is found lying about."""
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", str(key))[:80]
     return f"{readable}-{offset:016d}-{random.hex()}"

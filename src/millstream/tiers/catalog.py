@@ -65,9 +65,14 @@ from millstream.tiers.stream_rows import (
     encode_stream,
     own_extents,
 )
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 # Address space, not disk: LMDB grows the file as it fills.
 MAP_BYTES: Final = 64 << 30
+
+# Where a full manifest begins, and that it says nothing of a time.
+_FULL: Final = Position(0)
+_UNTIMED: Final = Milliseconds(0)
 
 
 class Catalog:
@@ -92,7 +97,7 @@ class Catalog:
             raise
         self._tables = Tables(self._environment)
         with self._environment.begin(db=self._tables.meta) as transaction:
-            self.position = int(transaction.get(b"position", b"1"))
+            self.position = Position(transaction.get(b"position", b"1"))
         self.owner = self._take_over() if owner is None else owner
         # For loading streams: to begin a transaction takes as long as to look something up. Whoever has written lets
         # go of it; it ends when nobody uses it any more.
@@ -122,14 +127,14 @@ class Catalog:
         packed = lookups.get(encode_key(key))
         return decode_stream(key, packed) if packed is not None else None
 
-    def load_incarnation(self, incarnation: int) -> Stream | None:
+    def load_incarnation(self, incarnation: Incarnation) -> Stream | None:
         return self._load(self._reading or self._lookups(), incarnation)
 
-    def _load(self, transaction: Any, incarnation: int) -> Stream | None:
+    def _load(self, transaction: Any, incarnation: Incarnation) -> Stream | None:
         name, packed = self._tables.packed(transaction, u64(incarnation))
         return decode_stream(decode_key(name), packed) if packed is not None else None
 
-    def load_producer(self, incarnation: int, producer_id: str) -> ProducerState | None:
+    def load_producer(self, incarnation: Incarnation, producer_id: str) -> ProducerState | None:
         if incarnation >= self.position:
             return None  # the catalog has not heard of the stream yet
         packed = (self._reading or self._lookups()).get(
@@ -137,20 +142,20 @@ class Catalog:
         )
         return decode_producer(packed) if packed is not None else None
 
-    def producer_count(self, incarnation: int) -> int:
+    def producer_count(self, incarnation: Incarnation) -> int:
         return self._tables.producer_count(self._reading or self._lookups(), incarnation)
 
-    def producers(self) -> Iterator[tuple[int, str, ProducerState]]:
+    def producers(self) -> Iterator[tuple[Incarnation, str, ProducerState]]:
         """All there are, in the order of incarnations."""
         with self._environment.begin() as transaction:
             yield from self._producers(transaction)
 
-    def _producers(self, transaction: Any) -> Iterator[tuple[int, str, ProducerState]]:
+    def _producers(self, transaction: Any) -> Iterator[tuple[Incarnation, str, ProducerState]]:
         for key, packed in transaction.cursor(db=self._tables.producers):
             if len(key) > 8:
-                yield int.from_bytes(key[:8], "big"), key[8:].decode("latin-1"), decode_producer(packed)
+                yield Incarnation(int.from_bytes(key[:8], "big")), key[8:].decode("latin-1"), decode_producer(packed)
 
-    def load_all(self, incarnations: Iterable[int]) -> Iterator[Stream | None]:
+    def load_all(self, incarnations: Iterable[Incarnation]) -> Iterator[Stream | None]:
         """As of one moment, and on any thread: the others share a transaction, which is the loop's."""
         with self._environment.begin() as transaction:
             for incarnation in incarnations:
@@ -198,7 +203,7 @@ class Catalog:
                     yield name, packed
                 found = cursor.next()
 
-    def expiring(self) -> Iterator[tuple[int, int]]:
+    def expiring(self) -> Iterator[tuple[Incarnation, Milliseconds]]:
         """The incarnation and the deadline of every stream that has one."""
         with self._environment.begin() as transaction, transaction.cursor(db=self._tables.expiring) as cursor:
             for incarnation, name in cursor:
@@ -207,7 +212,7 @@ class Catalog:
                     stream = decode_stream(decode_key(name), packed)
                     deadline_ms = stream.expiry.deadline_ms(stream.last_access_ms)
                     if deadline_ms is not None:
-                        yield int.from_bytes(incarnation, "big"), deadline_ms
+                        yield Incarnation(int.from_bytes(incarnation, "big")), deadline_ms
 
     def refers_to_blob(self, name: str) -> bool:
         with self._environment.begin(db=self._tables.blobs) as transaction:
@@ -241,8 +246,8 @@ class Catalog:
             self.position = self._stored_position(transaction)
         self._written()
 
-    def _stored_position(self, transaction: Any) -> int:
-        return int(transaction.get(b"position", b"1", db=self._tables.meta))
+    def _stored_position(self, transaction: Any) -> Position:
+        return Position(transaction.get(b"position", b"1", db=self._tables.meta))
 
     def _check_owner(self, transaction: Any) -> None:
         if self._stored_owner(transaction) != self.owner:
@@ -250,7 +255,7 @@ class Catalog:
         if self._stored_position(transaction) != self.position:
             raise Conflict("the catalog was written by another process since", hint="restart the server")
 
-    def kept(self, incarnation: int) -> Kept | None:
+    def kept(self, incarnation: Incarnation) -> Kept | None:
         """From which offset on an incarnation's messages count; None if it is gone."""
         with self._environment.begin() as transaction:
             return self._tables.kept(transaction, u64(incarnation))
@@ -258,7 +263,7 @@ class Catalog:
     def dump(self, rows_per_part: int, shard: int = 0) -> Iterator[Manifest]:
         """Everything, as of one moment, as the parts of a full manifest (all but the last without their count)."""
         with self._environment.begin() as transaction:
-            position = int(transaction.get(b"position", b"1", db=self._tables.meta))
+            position = Position(transaction.get(b"position", b"1", db=self._tables.meta))
             segments = {
                 number: decode_segment(data).segment for number, data in transaction.cursor(db=self._tables.segments)
             }
@@ -267,7 +272,7 @@ class Catalog:
             unlisted = {segment.path for segment in segments.values()}
             for through, data in transaction.cursor(db=self._tables.flushes):
                 flush = decode_flush(data)
-                at = int.from_bytes(through, "big")
+                at = Position(int.from_bytes(through, "big"))
                 listed = [segments[u32(number)] for number in flush.segments if u32(number) in segments]
                 unlisted.difference_update(segment.path for segment in listed)
                 kept = [one for one in listed if is_within(one, flush.first_position, at)]
@@ -281,23 +286,35 @@ class Catalog:
             for name, packed in transaction.cursor(db=self._tables.streams):
                 rows.append(encode_stream(decode_stream(decode_key(name), packed)))
                 if len(rows) == rows_per_part:
-                    yield Manifest(MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], rows, [], [], {})
+                    yield Manifest(MANIFEST_FORMAT, shard, _FULL, position, _UNTIMED, part, 0, [], [], rows, [], [], {})
                     part, rows = part + 1, []
-            producers: dict[int, dict[str, ProducerState]] = {}
+            producers: dict[Incarnation, dict[str, ProducerState]] = {}
             for count, (incarnation, producer_id, state) in enumerate(self._producers(transaction), 1):
                 producers.setdefault(incarnation, {})[producer_id] = state
                 if count % rows_per_part == 0:
-                    told = list(producers.items())
                     yield Manifest(
-                        MANIFEST_FORMAT, shard, 0, position, 0, part, 0, [], [], [], [], [], {}, producers=told
+                        MANIFEST_FORMAT,
+                        shard,
+                        _FULL,
+                        position,
+                        _UNTIMED,
+                        part,
+                        0,
+                        [],
+                        [],
+                        [],
+                        [],
+                        [],
+                        {},
+                        producers=list(producers.items()),
                     )
                     part, producers = part + 1, {}
             yield Manifest(
                 MANIFEST_FORMAT,
                 shard,
-                0,
+                _FULL,
                 position,
-                0,
+                _UNTIMED,
                 part,
                 part,
                 flushes,
@@ -311,7 +328,7 @@ class Catalog:
                 producers=list(producers.items()),
             )
 
-    def drop_dead_extents(self, now_ms: int) -> None:
+    def drop_dead_extents(self, now_ms: Milliseconds) -> None:
         """Forget cold messages of incarnations that are gone and before earliest offsets: footers still list them."""
         with self._environment.begin(write=True) as transaction:
             CatalogWriter(self._tables, transaction, self.position, now_ms).drop_dead_extents()
@@ -319,7 +336,7 @@ class Catalog:
 
     # -- the cold index ----------------------------------------------------------------------------------------
 
-    def extent_at(self, incarnation: int, offset: int) -> FoundExtent | None:
+    def extent_at(self, incarnation: Incarnation, offset: Offset) -> FoundExtent | None:
         """The extent that holds the message after an offset, if it is cold."""
         with self._environment.begin() as transaction:
             found = [one for one in self._own_extents(transaction, incarnation) if one.offset_end > offset][:1]
@@ -330,12 +347,12 @@ class Catalog:
                 key=lambda one: one.offset_start,
             )
 
-    def _own_extents(self, transaction: Any, incarnation: int) -> list[PlacedExtent]:
+    def _own_extents(self, transaction: Any, incarnation: Incarnation) -> list[PlacedExtent]:
         """Those in the stream's row."""
         _, packed = self._tables.packed(transaction, u64(incarnation))
         return decode_own(own_extents(packed, incarnation))
 
-    def _listed_extents(self, transaction: Any, incarnation: bytes, offset: int) -> list[FoundExtent]:
+    def _listed_extents(self, transaction: Any, incarnation: bytes, offset: Offset) -> list[FoundExtent]:
         """The first in the table of extents that ends beyond an offset, or none."""
         with transaction.cursor(db=self._tables.extents) as cursor:
             is_behind = cursor.set_range(incarnation + u64(offset + 1))
@@ -345,11 +362,11 @@ class Catalog:
                 if key.startswith(incarnation):
                     row = decode_extent(value)
                     if row.offset_end > offset:
-                        return [FoundExtent(int.from_bytes(key[8:], "big"), row)]
+                        return [FoundExtent(Offset(int.from_bytes(key[8:], "big")), row)]
                 found = cursor.next()
         return []
 
-    def extent_of(self, incarnation: int, offset_start: int) -> ExtentRow | None:
+    def extent_of(self, incarnation: Incarnation, offset_start: Offset) -> ExtentRow | None:
         """The extent that starts exactly there."""
         with self._environment.begin() as transaction:
             data = transaction.get(pack_pair(incarnation, offset_start), db=self._tables.extents)
@@ -368,10 +385,10 @@ class Catalog:
             for number, data in cursor:
                 yield int.from_bytes(number, "big"), decode_segment(data)
 
-    def segments_of(self, bucket: str, after: int) -> tuple[int, list[SegmentRef]]:
+    def segments_of(self, bucket: str, after: Position) -> tuple[Position, list[SegmentRef]]:
         """The catalog's position and, as of it, the bucket's segments that reach beyond another."""
         with self._environment.begin() as transaction:
-            position = int(transaction.get(b"position", b"1", db=self._tables.meta))
+            position = Position(transaction.get(b"position", b"1", db=self._tables.meta))
             shared = self._shared_with(transaction, bucket)
             rows = ((number, decode_segment(data)) for number, data in transaction.cursor(db=self._tables.segments))
             # Those with nothing alive in them are dead, or were replaced by compaction: their messages are elsewhere.
@@ -405,18 +422,18 @@ class Catalog:
             count, payload, stored = count + 1, payload + row.live_bytes, stored + row.segment.size
         return ColdTotals(count, payload, stored)
 
-    def flush_after(self, position: int) -> tuple[int, FlushRow] | None:
+    def flush_after(self, position: Position) -> tuple[Position, FlushRow] | None:
         """The first flush that covers positions beyond this one."""
         with self._environment.begin(db=self._tables.flushes) as transaction, transaction.cursor() as cursor:
             if not cursor.set_range(u64(position + 2)):
                 return None
             through, data = cursor.item()
-            return int.from_bytes(through, "big"), decode_flush(data)
+            return Position(int.from_bytes(through, "big")), decode_flush(data)
 
-    def flushes(self) -> Iterator[tuple[int, FlushRow]]:
+    def flushes(self) -> Iterator[tuple[Position, FlushRow]]:
         with self._environment.begin(db=self._tables.flushes) as transaction, transaction.cursor() as cursor:
             for through, data in cursor:
-                yield int.from_bytes(through, "big"), decode_flush(data)
+                yield Position(int.from_bytes(through, "big")), decode_flush(data)
 
     def retired(self) -> set[int]:
         """The segments that were replaced and wait for their deletion: no flush lists them any more."""
@@ -424,7 +441,7 @@ class Catalog:
         with self._environment.begin(db=self._tables.dead) as transaction, transaction.cursor() as cursor:
             return {int.from_bytes(number, "big") for number, _ in cursor} - listed
 
-    def dead_segments(self, noticed_before_ms: int) -> list[int]:
+    def dead_segments(self, noticed_before_ms: Milliseconds) -> list[int]:
         with self._environment.begin(db=self._tables.dead) as transaction, transaction.cursor() as cursor:
             return [int.from_bytes(number, "big") for number, at in cursor if int(at) <= noticed_before_ms]
 
@@ -446,18 +463,18 @@ class Catalog:
         self._environment.close()
 
 
-def stored_claim(directory: Path) -> tuple[int, StoreClaimed | None]:
+def stored_claim(directory: Path) -> tuple[Position, StoreClaimed | None]:
     """The position of a catalog and the last claim it knows, for those who only look."""
     try:
         with lmdb.open(str(directory), readonly=True, lock=False, create=False, max_dbs=16) as environment:
             meta, singletons = (environment.open_db(name, create=False) for name in (b"meta", b"singletons"))
             with environment.begin() as transaction:
-                position = int(transaction.get(b"position", b"1", db=meta))
+                position = Position(transaction.get(b"position", b"1", db=meta))
                 return position, decode_claim(transaction.get(STORE_CLAIM, db=singletons))
     except lmdb.Error:
-        return 1, None  # there is none
+        return Position(1), None  # there is none
 
 
-def is_within(segment: SegmentRef, first: int, through: int) -> bool:
+def is_within(segment: SegmentRef, first: Position, through: Position) -> bool:
     """Whether all of a segment lies in a flush; a compacted one may not."""
     return first <= segment.first_position and segment.last_position < through

@@ -24,11 +24,12 @@ from millstream.streams.records import (
 )
 from millstream.streams.state import Bucket
 from millstream.streams.subscriptions import Links, Subscription
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 
 class BucketRow(msgspec.Struct, array_like=True, gc=False):
     name: str
-    created_at_ms: int
+    created_at_ms: Milliseconds
     streams: int
     is_implicit: bool = False
 
@@ -37,14 +38,14 @@ class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
     """`links` as `streams.subscriptions.Links` packs them."""
 
     id: str
-    created_at_ms: int
+    created_at_ms: Milliseconds
     base_url: str
     config: SubscriptionConfig
     links: dict[str, int]
     generation: int
     wake: Wake | None
     retry_count: int
-    next_attempt_ms: int | None
+    next_attempt_ms: Milliseconds | None
     owner: str = ""
     is_complete: bool = True
     last_error: str | None = None
@@ -53,7 +54,7 @@ class SubscriptionRow(msgspec.Struct, array_like=True, gc=False):
 class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Messages of one incarnation in one row group: the offset they end at, and where they are."""
 
-    offset_end: int
+    offset_end: Offset
     segment: int
     row_group: int
     row_start: int
@@ -63,8 +64,8 @@ class ExtentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class PlacedExtent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The same with the offset they start at, as a stream's own row holds them."""
 
-    offset_start: int
-    offset_end: int
+    offset_start: Offset
+    offset_end: Offset
     segment: int
     row_group: int
     row_start: int
@@ -81,7 +82,7 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class FlushRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    first_position: int
+    first_position: Position
     notes: str
     segments: list[int]
 
@@ -95,8 +96,8 @@ class SealedSegment(NamedTuple):
 
 
 class SealedFlush(NamedTuple):
-    through: int
-    first_position: int
+    through: Position
+    first_position: Position
     notes: str
     segments: list[SealedSegment]
 
@@ -111,7 +112,7 @@ class SealedReplacement(NamedTuple):
 class Kept(NamedTuple):
     """What counts of a stream: its messages that end beyond `earliest`."""
 
-    earliest: int
+    earliest: Offset
     content_type: str
     key: StreamKey
 
@@ -123,7 +124,7 @@ class ColdTotals(NamedTuple):
 
 
 class FoundExtent(NamedTuple):
-    offset_start: int
+    offset_start: Offset
     row: ExtentRow
 
 
@@ -147,18 +148,18 @@ _STORE_CLAIM: Final = msgspec.msgpack.Decoder(StoreClaimed)
 class Checkpoint(NamedTuple):
     """Everything one transaction writes. Built on the loop, written elsewhere (`flush_jobs.py`)."""
 
-    position: int
+    position: Position
     streams: bytes  # as `encode_manifest_streams` wrote them
     removed: list[tuple[bytes, bytes]]  # incarnation, name
     freed_blobs: list[bytes]
     singletons: dict[bytes, bytes]
-    trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
+    trimmed: list[tuple[Incarnation, Offset]]  # incarnation, earliest offset; nobody reads what lies before
     flushes: list[SealedFlush]
-    now_ms: int
+    now_ms: Milliseconds
     replacements: Sequence[SealedReplacement] = ()
     # By incarnation; of streams with none of their own, those that wrote last before `producers_before_ms` go.
-    producers: Sequence[tuple[int, dict[str, ProducerState]]] = ()
-    producers_before_ms: int = 0
+    producers: Sequence[tuple[Incarnation, dict[str, ProducerState]]] = ()
+    producers_before_ms: Milliseconds = Milliseconds(0)
 
 
 encode_checkpoint: Final = msgspec.msgpack.Encoder().encode
@@ -177,7 +178,7 @@ def shared_key(bucket: str) -> bytes:
     return b"b" + bucket.encode() + b"\0"
 
 
-def producer_key(incarnation: int, producer_id: str) -> bytes:
+def producer_key(incarnation: Incarnation, producer_id: str) -> bytes:
     """Ids come from headers, which are latin-1; so a key is short enough for LMDB."""
     return u64(incarnation) + producer_id.encode("latin-1")
 
@@ -205,7 +206,7 @@ def decode_claim(row: bytes | None) -> StoreClaimed | None:
     return _STORE_CLAIM.decode(row) if row is not None else None
 
 
-def restore_singletons(machine: StateMachine, position: int, get: Callable[[bytes], bytes | None]) -> None:
+def restore_singletons(machine: StateMachine, position: Position, get: Callable[[bytes], bytes | None]) -> None:
     """The reverse of `encode_singletons`, into a machine that has none of it yet."""
     secrets = get(b"secrets")
     machine.restore(

@@ -27,8 +27,10 @@ from typing import Any, Final
 import lmdb
 
 from millstream.errors import Corrupt, OtherFormat
+from millstream.protocol.offsets import START
 from millstream.tiers.catalog_rows import Kept, u64
 from millstream.tiers.stream_rows import decode_key, decode_stream
+from millstream.units import Incarnation
 
 FORMAT: Final = 5
 REBUILT_HINT: Final = "move it away: it is rebuilt from the log if the log is whole"
@@ -80,8 +82,8 @@ class Tables:
         if packed is None:
             return None
         stream = decode_stream(decode_key(name), packed)
-        return Kept(0 if stream.forks else stream.earliest, stream.content_type, stream.key)
+        return Kept(START if stream.forks else stream.earliest, stream.content_type, stream.key)
 
-    def producer_count(self, transaction: Any, incarnation: int) -> int:
+    def producer_count(self, transaction: Any, incarnation: Incarnation) -> int:
         """How many producers an incarnation has."""
         return int(transaction.get(u64(incarnation), b"0", db=self.producers))

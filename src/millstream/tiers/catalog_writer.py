@@ -44,18 +44,19 @@ from millstream.tiers.stream_rows import (
     row_of,
     with_extents,
 )
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 # Rows that are handed to LMDB together.
 SLICE_ROWS: Final = 1024
 
-Fresh = dict[int, list[bytes]]
+Fresh = dict[Incarnation, list[bytes]]
 """What a checkpoint adds to the index, by incarnation: encoded as a stream's row would hold them."""
 
 
 class CatalogWriter:
     """`position` is the catalog's before the transaction: what was created from there on is not in it yet."""
 
-    def __init__(self, tables: Tables, transaction: Any, position: int, now_ms: int) -> None:
+    def __init__(self, tables: Tables, transaction: Any, position: Position, now_ms: Milliseconds) -> None:
         self._tables = tables
         self._transaction = transaction
         self._position = position
@@ -73,7 +74,7 @@ class CatalogWriter:
                 self._put_producers(number, states)
             else:
                 self._drop_producers(number, checkpoint.producers_before_ms)
-        gone = (int.from_bytes(incarnation, "big") for incarnation, _ in checkpoint.removed)
+        gone = (Incarnation(int.from_bytes(incarnation, "big")) for incarnation, _ in checkpoint.removed)
         self._put_extents({incarnation: fresh.pop(incarnation, []) for incarnation in gone})
         for incarnation, name in checkpoint.removed:
             self._remove(incarnation, name)
@@ -130,7 +131,7 @@ class CatalogWriter:
 
     def _remove(self, incarnation: bytes, name: bytes) -> None:
         transaction, tables = self._transaction, self._tables
-        self._drop_extents(int.from_bytes(incarnation, "big"), None)
+        self._drop_extents(Incarnation(int.from_bytes(incarnation, "big")), None)
         # The name may belong to a successor by now; its row is then in this same checkpoint.
         transaction.delete(name, db=tables.streams)
         transaction.delete(incarnation, db=tables.incarnations)
@@ -142,7 +143,7 @@ class CatalogWriter:
 
     # -- producers -------------------------------------------------------------------------------------------
 
-    def _put_producers(self, incarnation: int, states: dict[str, ProducerState]) -> None:
+    def _put_producers(self, incarnation: Incarnation, states: dict[str, ProducerState]) -> None:
         transaction, table = self._transaction, self._tables.producers
         added = 0
         for producer_id in sorted(states):
@@ -151,7 +152,7 @@ class CatalogWriter:
             transaction.put(key, encode_row(states[producer_id]), db=table)
         self._count_producers(incarnation, added)
 
-    def _drop_producers(self, incarnation: int, before_ms: int) -> None:
+    def _drop_producers(self, incarnation: Incarnation, before_ms: Milliseconds) -> None:
         """Forget those that wrote last before a time."""
         prefix, removed = u64(incarnation), 0
         with self._transaction.cursor(db=self._tables.producers) as cursor:
@@ -164,7 +165,7 @@ class CatalogWriter:
                     found = cursor.next()
         self._count_producers(incarnation, -removed)
 
-    def _count_producers(self, incarnation: int, more: int) -> None:
+    def _count_producers(self, incarnation: Incarnation, more: int) -> None:
         if more:
             count = self._tables.producer_count(self._transaction, incarnation) + more
             self._transaction.put(u64(incarnation), str(count).encode(), db=self._tables.producers)
@@ -182,7 +183,7 @@ class CatalogWriter:
                         [(pack_pair(incarnation, one.offset_start), encode_row(one.row)) for incarnation, one in placed]
                     )
 
-    def _empty_row(self, incarnation: int) -> None:
+    def _empty_row(self, incarnation: Incarnation) -> None:
         """Move the extents that a stream's row holds to the table of extents."""
         name, packed = self._tables.packed(self._transaction, u64(incarnation))
         own = own_extents(packed, incarnation)
@@ -190,7 +191,7 @@ class CatalogWriter:
             self._put_extents({incarnation: [*map(encode_row, decode_own(own))]})
             self._transaction.put(name, pack_stream(incarnation, NO_EXTENTS, row_of(packed)), db=self._tables.streams)
 
-    def _drop_extents(self, incarnation: int, before: int | None) -> None:
+    def _drop_extents(self, incarnation: Incarnation, before: Offset | None) -> None:
         """Forget an incarnation's cold messages, or those before an offset; note segments that die of it."""
         freed: dict[int, int] = {}
         prefix = u64(incarnation)
@@ -228,7 +229,7 @@ class CatalogWriter:
             found = cursor.first()
             while found:
                 incarnation = cursor.key()[:8]
-                number = int.from_bytes(incarnation, "big")
+                number = Incarnation(int.from_bytes(incarnation, "big"))
                 if tables.packed(transaction, incarnation)[1] is None:
                     gone.append(number)
                 found = cursor.set_range(u64(number + 1))

@@ -40,6 +40,7 @@ from millstream.tiers.segments import (
     Footer,
     RowGroup,
 )
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ GIVE_BACK_SECONDS: Final = 5.0
 FOOTER_COST: Final = 4  # a decoded footer takes about this many times its bytes
 
 
-def segment_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
+def segment_path(bucket: str, at_ms: Milliseconds, shard: int, position: Position, random: bytes) -> str:
     day = datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
     folder = "shared" if bucket == SHARED else f"bucket={quote(bucket, safe='')}"
     return f"segments/{folder}/date={day}/{shard:04d}-{position:020d}-{random.hex()}.parquet"
@@ -62,15 +63,15 @@ def bucket_of_path(path: str) -> str | None:
     return unquote(rest.partition("/")[0]) if marker else None
 
 
-def compacted_path(bucket: str, at_ms: int, shard: int, position: int, random: bytes) -> str:
+def compacted_path(bucket: str, at_ms: Milliseconds, shard: int, position: Position, random: bytes) -> str:
     return segment_path(bucket, at_ms, shard, position, random).removesuffix(".parquet") + COMPACTED
 
 
-def manifest_path(shard: int, position: int, random: bytes) -> str:
+def manifest_path(shard: int, position: Position, random: bytes) -> str:
     return f"manifests/{shard:04d}/{position:020d}-{random.hex()}.msgpack"
 
 
-def notes_path(shard: int, position: int, random: bytes) -> str:
+def notes_path(shard: int, position: Position, random: bytes) -> str:
     return f"notes/{shard:04d}/{position:020d}-{random.hex()}.msgpack"
 
 
@@ -126,7 +127,14 @@ class ColdTier:
     # -- reading -------------------------------------------------------------------------------------------
 
     async def read(
-        self, incarnation: int, offset: int, limit: int, bytes_max: int, *, at_least_one: bool, separator: bytes | None
+        self,
+        incarnation: Incarnation,
+        offset: Offset,
+        limit: Offset,
+        bytes_max: int,
+        *,
+        at_least_one: bool,
+        separator: bytes | None,
     ) -> Run:
         """Messages beyond an offset, from one extent; with a separator, which may be empty, joined into one piece."""
         extent = self.extent_at(incarnation, offset)
@@ -136,10 +144,10 @@ class ColdTier:
         first, stop = select(
             group.ends, rows.extent.offset_start, rows.first, rows.stop, offset, limit, bytes_max, at_least_one
         )
-        start = group.ends[first - 1] if first > rows.first else rows.extent.offset_start
+        start = Offset(group.ends[first - 1]) if first > rows.first else rows.extent.offset_start
         if stop == first:
             return Run(start, start, [])
-        end = group.ends[stop - 1]
+        end = Offset(group.ends[stop - 1])
         if stop == rows.stop and end < limit:
             # Whoever comes to what was read ahead reads on and on; anybody else may have wanted just this.
             self._read_ahead(incarnation, end, GROUPS_AHEAD if was_expected else 1)
@@ -147,27 +155,27 @@ class ColdTier:
             return Run(start, end, group.messages(first, stop))
         return Run(start, end, [group.joined(first, stop, separator)])
 
-    def holds(self, incarnation: int, offset: int) -> bool:
+    def holds(self, incarnation: Incarnation, offset: Offset) -> bool:
         """Whether there is anything beyond an offset."""
         return self._catalog.extent_at(incarnation, offset) is not None
 
-    def extent_at(self, incarnation: int, offset: int) -> FoundExtent:
+    def extent_at(self, incarnation: Incarnation, offset: Offset) -> FoundExtent:
         extent = self._catalog.extent_at(incarnation, offset)
         if extent is None:
             raise Corrupt(f"incarnation {incarnation} lacks its messages from offset {offset}")
         return extent
 
-    def last_at_ms(self, extent: FoundExtent) -> int:
+    def last_at_ms(self, extent: FoundExtent) -> Milliseconds:
         """When the last message of an extent's segment was appended."""
         return self._segment(extent.row.segment).last_at_ms
 
-    async def messages(self, extent: FoundExtent, offset: int, bound: int) -> list[bytes]:
+    async def messages(self, extent: FoundExtent, offset: Offset, bound: Offset) -> list[bytes]:
         """The messages of an extent that lie beyond an offset and end by a bound."""
         rows = ExtentRows(extent, await self.row_group(extent.row.segment, extent.row.row_group))
         first = bisect_right(rows.group.ends, offset, rows.first, rows.stop)
         return rows.group.messages(first, bisect_right(rows.group.ends, bound, first, rows.stop))
 
-    async def rows_at(self, incarnation: int, offset: int, *, with_order: bool = False) -> ExtentRows:
+    async def rows_at(self, incarnation: Incarnation, offset: Offset, *, with_order: bool = False) -> ExtentRows:
         extent = self.extent_at(incarnation, offset)
         group = await self.row_group(extent.row.segment, extent.row.row_group, with_order=with_order)
         return ExtentRows(extent, group)
@@ -177,7 +185,7 @@ class ColdTier:
         key = (self._segment(extent.row.segment).path, extent.row.row_group, False)
         return self._groups.keep(key) or key in self._loading
 
-    def _read_ahead(self, incarnation: int, offset: int, groups: int) -> None:
+    def _read_ahead(self, incarnation: Incarnation, offset: Offset, groups: int) -> None:
         """Load the row groups that follow, before anybody asks for them."""
         for _ in range(groups):
             extent = self._catalog.extent_at(incarnation, offset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as arrow
 import pyarrow.compute as compute
@@ -35,7 +35,7 @@ def texts(values: Sequence[str]) -> arrow.Array:
     return binaries([value.encode() for value in values], arrow.string())
 
 
-def numbers(column: arrow.Array, kind: Literal["i", "q", "Q"] = "q") -> memoryview[int]:
+def numbers(column: arrow.Array, kind: Literal["i", "q", "Q"] = "q") -> memoryview[Any]:
     """The numbers of a column that was just made, or of one that starts where its buffer does."""
     buffer = column.buffers()[1] if len(column) else b""
     return memoryview(buffer).cast(kind)[: len(column)]

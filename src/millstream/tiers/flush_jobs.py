@@ -10,7 +10,7 @@ say next, and whoever asks for the flush says nothing more: with very many strea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from millstream.errors import Corrupt
 from millstream.streams.state import Stream
@@ -21,6 +21,7 @@ from millstream.tiers.hot import Unflushed
 from millstream.tiers.manifests import encode_manifest_streams
 from millstream.tiers.segment_encoder import EncodedSegment, Owners, encode_segments
 from millstream.tiers.stream_rows import decode_captured, encode_stream
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 _ARRAY: Final = b"\xdd"  # an array whose length follows in four bytes
 
@@ -30,26 +31,26 @@ class FlushInput(NamedTuple):
     removed; and all messages between two positions."""
 
     shard: int
-    first_position: int
-    position: int
+    first_position: Position
+    position: Position
     streams: list[bytes]  # as `encode_captured` wrote each
-    removed: list[int]
+    removed: list[Incarnation]
     messages: Unflushed  # since the catalog's position, which may lie before the first
 
 
 class Growth(NamedTuple):
     """What messages say of their streams, as columns: where each ends now, and when it was last written to."""
 
-    incarnations: memoryview[int]
-    tails: memoryview[int]
-    times: memoryview[int]
+    incarnations: memoryview[Incarnation]
+    tails: memoryview[Offset]
+    times: memoryview[Milliseconds]
 
 
 class Rows(NamedTuple):
     """What manifest and catalog are to say of the streams that changed."""
 
     streams: bytes  # as `encode_manifest_streams` wrote them
-    trimmed: list[tuple[int, int]]  # incarnation, earliest offset; nobody reads what lies before
+    trimmed: list[tuple[Incarnation, Offset]]  # incarnation, earliest offset; nobody reads what lies before
 
 
 Segments = Iterator[EncodedSegment]
@@ -86,7 +87,7 @@ def captured_array(streams: Sequence[bytes]) -> list[bytes]:
 
 def growth_of(messages: Unflushed) -> Growth:
     if not messages:
-        nothing = memoryview(b"").cast("q")
+        nothing: memoryview[Any] = memoryview(b"").cast("q")
         return Growth(nothing, nothing, nothing)
     incarnations = integers(messages.incarnations)
     rows = last_rows(incarnations)
@@ -95,7 +96,7 @@ def growth_of(messages: Unflushed) -> Growth:
 
 
 def changed_streams(
-    catalog: Catalog, captured: Sequence[Stream], removed: Sequence[int], growth: Growth
+    catalog: Catalog, captured: Sequence[Stream], removed: Sequence[Incarnation], growth: Growth
 ) -> list[Stream]:
     """All that changed: those that were captured, and those that only grew, of which the catalog has the rest."""
     streams = list(captured)

@@ -33,6 +33,7 @@ from millstream.tiers.channel import Channel, ChannelClosed, Part
 from millstream.tiers.flush_jobs import FlushInput, Rows, Segments, captured_array, growth_of
 from millstream.tiers.segment_encoder import EncodedSegment, slabs
 from millstream.tiers.segments import SegmentInfo
+from millstream.units import Incarnation, Offset
 
 WORKER: Final = "millstream.tiers.flush_worker"
 BUFFER_BYTES: Final = 1 << 20
@@ -58,7 +59,7 @@ class SegmentHead(msgspec.Struct, array_like=True, frozen=True):
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _decode_head: Final = msgspec.msgpack.Decoder(SegmentHead).decode
-_decode_trimmed: Final = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+_decode_trimmed: Final = msgspec.msgpack.Decoder(list[tuple[Incarnation, Offset]]).decode
 
 
 class FlushProcess:

@@ -17,10 +17,11 @@ import socket
 import sys
 import threading
 import traceback
+from array import array
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 import pyarrow as arrow
@@ -33,12 +34,13 @@ from millstream.tiers.flush_process import Priority, SegmentHead, encode
 from millstream.tiers.hot import Unflushed
 from millstream.tiers.segment_encoder import Owners, encode_segments
 from millstream.tiers.stream_rows import decode_captured
+from millstream.units import Incarnation
 
 # At normal priority. Requests go first; but of one processor for all, a quarter is enough to keep up with them.
 NICENESS: Final = 5
 # What is made of tens of thousands of streams is no garbage before the job is done.
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
-_decode_removed: Final = msgspec.msgpack.Decoder(list[int]).decode
+_decode_removed: Final = msgspec.msgpack.Decoder(list[Incarnation]).decode
 # Only glibc's allocator has it, and only it needs it.
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -74,7 +76,8 @@ class Worker:
             self._channel.send(b"error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}".encode())
 
     def _begin(self, shard: memoryview, captured: memoryview, removed: memoryview, *growth: memoryview) -> None:
-        grown = Growth(*(column.cast("q") for column in growth))
+        columns: list[memoryview[Any]] = [column.cast("q") for column in growth]
+        grown = Growth(*columns)
         with closing(Catalog(self._directory, self._owner)) as catalog:
             streams = changed_streams(catalog, decode_captured(captured), _decode_removed(removed), grown)
         rows = rows_of(streams)
@@ -84,7 +87,13 @@ class Worker:
     def _slab(self, *parts: memoryview) -> None:
         *columns, joined = parts
         messages = Unflushed()
-        into = messages.incarnations, messages.starts, messages.ends, messages.positions, messages.times
+        into: tuple[array[int], ...] = (
+            messages.incarnations,
+            messages.starts,
+            messages.ends,
+            messages.positions,
+            messages.times,
+        )
         for values, column in zip(into, columns, strict=True):
             values.frombytes(column)
         first, last = messages.positions[0], messages.positions[-1]

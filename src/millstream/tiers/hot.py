@@ -13,7 +13,6 @@ streams then goes through a few long arrays, and not through every stream's own,
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -22,6 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.streams.state import Stream
+from millstream.units import Column, Incarnation, Milliseconds, Offset, Position
 
 # What a message costs beyond its payload: the bytes object, its slot, and three array entries.
 MESSAGE_OVERHEAD_BYTES: Final = 65
@@ -43,18 +43,18 @@ Messages = Sequence[bytes | memoryview]
 class Run(NamedTuple):
     """Consecutive whole messages of one stream: they start at `start` and end at `end`."""
 
-    start: int
-    end: int
+    start: Offset
+    end: Offset
     messages: Messages
 
 
 def select(
     ends: Sequence[int],
-    start: int,
+    start: Offset,
     low: int,
     high: int,
-    offset: int,
-    limit: int,
+    offset: Offset,
+    limit: Offset,
     bytes_max: int,
     at_least_one: bool,
 ) -> tuple[int, int]:
@@ -74,54 +74,56 @@ def select(
 class HotTail(msgspec.Struct, gc=False, eq=False):
     """The messages of one incarnation that are in memory, from `start` on."""
 
-    start: int
+    start: Offset
     messages: list[bytes]
-    ends: array[int]
-    positions: array[int]
-    times: array[int]
+    ends: Column[Offset]
+    positions: Column[Position]
+    times: Column[Milliseconds]
 
-    def read(self, offset: int, limit: int, bytes_max: int, *, at_least_one: bool = True) -> Run:
+    def read(self, offset: Offset, limit: Offset, bytes_max: int, *, at_least_one: bool = True) -> Run:
         """The whole messages whose end lies beyond `offset`, up to `limit` and `bytes_max`."""
         first, stop = select(self.ends, self.start, 0, len(self.ends), offset, limit, bytes_max, at_least_one)
         start = self.message_start(first)
         return Run(start, self.ends[stop - 1] if stop > first else start, self.messages[first:stop])
 
-    def is_boundary(self, offset: int) -> bool:
+    def is_boundary(self, offset: Offset) -> bool:
         if offset == self.start:
             return True
         index = bisect_right(self.ends, offset)
         return index > 0 and self.ends[index - 1] == offset
 
-    def append_at(self, offset: int) -> list[bytes]:
+    def append_at(self, offset: Offset) -> list[bytes]:
         """The messages, from this boundary on, that one append wrote: their positions are consecutive."""
         first = bisect_right(self.ends, offset)
         if first == len(self.ends):
             return []
-        written = self.written_by(self.positions[first] - 1)
+        written = self.written_by(Position(self.positions[first] - 1))
         return self.messages[written.start : written.stop]
 
-    def written_by(self, position: int) -> range:
+    def written_by(self, position: Position) -> range:
         """The indexes of the messages that the record at this position wrote."""
         first = stop = bisect_right(self.positions, position)
         while stop < len(self.positions) and self.positions[stop] == position + 1 + (stop - first):
             stop += 1
         return range(first, stop)
 
-    def message_start(self, index: int) -> int:
+    def message_start(self, index: int) -> Offset:
         return self.ends[index - 1] if index else self.start
 
 
 class LoneTail(msgspec.Struct, gc=False, eq=False):
     """A tail of one message. Where there are very many tails most are like that; it is made in a fifth of the time."""
 
-    start: int
-    end: int
-    position: int
-    at_ms: int
+    start: Offset
+    end: Offset
+    position: Position
+    at_ms: Milliseconds
     message: bytes
 
     def whole(self) -> HotTail:
-        ends, positions, times = array("q", (self.end,)), array("q", (self.position,)), array("q", (self.at_ms,))
+        ends: Column[Offset] = Column("q", (self.end,))
+        positions: Column[Position] = Column("q", (self.position,))
+        times: Column[Milliseconds] = Column("q", (self.at_ms,))
         return HotTail(self.start, [self.message], ends, positions, times)
 
 
@@ -132,11 +134,11 @@ class Unflushed:
     __slots__ = ("bytes", "ends", "incarnations", "messages", "positions", "starts", "streams", "times")
 
     def __init__(self) -> None:
-        self.incarnations = array("q")
-        self.starts = array("q")
-        self.ends = array("q")
-        self.positions = array("q")
-        self.times = array("q")
+        self.incarnations: Column[Incarnation] = Column("q")
+        self.starts: Column[Offset] = Column("q")
+        self.ends: Column[Offset] = Column("q")
+        self.positions: Column[Position] = Column("q")
+        self.times: Column[Milliseconds] = Column("q")
         self.messages: list[bytes] = []
         self.streams: list[Stream] = []
         self.bytes = 0
@@ -144,7 +146,7 @@ class Unflushed:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def since(self, position: int) -> Unflushed:
+    def since(self, position: Position) -> Unflushed:
         """The messages from a position on."""
         first, rest = bisect_left(self.positions, position), Unflushed()
         rest.incarnations = self.incarnations[first:]
@@ -176,12 +178,12 @@ class HotTier:
         self.bytes = 0
         self.unflushed = Unflushed()
         # The last position that was captured to be flushed.
-        self._captured_through = 0
+        self._captured_through = Position(0)
         self._captured_bytes = 0
         # Messages that were trimmed or deleted before they were cold stay in the columns until a flush has passed them:
         # the position of the last of each stream's, and what they take. Everything before `_cold_before` was passed.
-        self._waiting: list[tuple[int, int]] = []
-        self._cold_before = 0
+        self._waiting: list[tuple[Position, int]] = []
+        self._cold_before = Position(0)
         # All that was ever published here.
         self.published_bytes = 0
         self.published_messages = 0
@@ -210,7 +212,9 @@ class HotTier:
         self.bytes += TAIL_OVERHEAD_BYTES
         return tail
 
-    def publish(self, stream: Stream, offset: int, position: int, at_ms: int, messages: list[bytes]) -> None:
+    def publish(
+        self, stream: Stream, offset: Offset, position: Position, at_ms: Milliseconds, messages: list[bytes]
+    ) -> None:
         """Add the messages of the record at `position`; the first one starts at `offset`."""
         unflushed, count, incarnation = self.unflushed, len(messages), stream.incarnation
         tail: HotTail | LoneTail | None = stream.hot
@@ -241,10 +245,11 @@ class HotTier:
             unflushed.times.append(at_ms)
             unflushed.messages.append(message)
         else:
-            bounds = array("q", accumulate(map(len, messages), initial=offset))
+            bounds: Column[Offset] = Column("q", accumulate(map(len, messages), initial=offset))
             end, ends = bounds[-1], bounds[1:]
-            positions, times = array("q", range(position + 1, position + 1 + count)), array("q", [at_ms]) * count
-            unflushed.incarnations += array("q", [incarnation]) * count
+            positions: Column[Position] = Column("q", range(position + 1, position + 1 + count))
+            times: Column[Milliseconds] = Column("q", [at_ms]) * count
+            unflushed.incarnations += Column("q", [incarnation]) * count
             unflushed.starts += bounds[:-1]
             unflushed.messages += messages
             unflushed.ends += ends
@@ -280,7 +285,7 @@ class HotTier:
         self.unflushed = merged
         self._captured_bytes -= captured.bytes
 
-    def commit(self, captured: Unflushed, position: int) -> Unflushed:
+    def commit(self, captured: Unflushed, position: Position) -> Unflushed:
         """What was captured is cold now, up to a position; returns the rest, which is not."""
         rest = captured.since(position)
         self.bytes -= UNFLUSHED_OVERHEAD_BYTES * (len(captured) - len(rest))
@@ -296,7 +301,7 @@ class HotTier:
         """How many bytes of messages are not cold yet, those that a flush is just storing included."""
         return self.unflushed.bytes + self._captured_bytes
 
-    def trim(self, stream: Stream, offset: int) -> None:
+    def trim(self, stream: Stream, offset: Offset) -> None:
         """Let go of the messages that end at or before an offset."""
         tail = self.tail(stream)
         if tail is not None and offset > tail.start:
@@ -321,7 +326,7 @@ class HotTier:
             self._waiting.append((last, size))
             self.bytes += size
 
-    def release(self, streams: Iterable[Stream], position: int) -> None:
+    def release(self, streams: Iterable[Stream], position: Position) -> None:
         """Let go of these streams' messages before a position: the cold tier has them."""
         freed = count = 0
         for stream in streams:

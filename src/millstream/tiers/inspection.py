@@ -28,6 +28,7 @@ from millstream.tiers.segments import (
     row_group_range,
     whole,
 )
+from millstream.units import Milliseconds, Position
 
 STREAMS_NAMED_MAX: Final = 5
 
@@ -44,10 +45,10 @@ class Inspected(NamedTuple):
 class _Totals(NamedTuple):
     rows: int
     payload_bytes: int
-    first_position: int
-    last_position: int
-    first_at_ms: int
-    last_at_ms: int
+    first_position: Position
+    last_position: Position
+    first_at_ms: Milliseconds
+    last_at_ms: Milliseconds
 
 
 class Inspection:
@@ -111,10 +112,10 @@ class Inspection:
         found = _Totals(
             sum(one.rows for one in totals),
             sum(one.payload_bytes for one in totals),
-            min((one.first_position for one in totals), default=0),
-            max((one.last_position for one in totals), default=0),
-            min((one.first_at_ms for one in totals), default=0),
-            max((one.last_at_ms for one in totals), default=0),
+            min((one.first_position for one in totals), default=Position(0)),
+            max((one.last_position for one in totals), default=Position(0)),
+            min((one.first_at_ms for one in totals), default=Milliseconds(0)),
+            max((one.last_at_ms for one in totals), default=Milliseconds(0)),
         )
         if found != self._recorded():
             raise self._differs("its rows, bytes, positions or times are not those that were recorded")
@@ -181,7 +182,7 @@ def _row_group_of(extent: Extent) -> int:
     return extent.row_group
 
 
-def _extremes(column: arrow.ChunkedArray) -> tuple[int, int]:
+def _extremes(column: arrow.ChunkedArray) -> tuple[Any, Any]:
     found = compute.min_max(column.cast(arrow.int64()))
     return found["min"].as_py() or 0, found["max"].as_py() or 0
 

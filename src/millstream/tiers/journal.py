@@ -7,10 +7,11 @@ closed, deleted, a snapshot published) is kept as a note.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
+
+from millstream.units import Column, Incarnation, Milliseconds, Offset, Position
 
 
 class Note(NamedTuple):
@@ -21,15 +22,15 @@ class Note(NamedTuple):
 
     event: str
     stream: str
-    at_ms: int
-    offset: int
+    at_ms: Milliseconds
+    offset: Offset
     content_type: str
     after: int = 0
 
 
 class Entry(NamedTuple):
-    position: int
-    incarnation: int
+    position: Position
+    incarnation: Incarnation
     notes: tuple[Note, ...]
 
 
@@ -43,17 +44,17 @@ class Journal:
     __slots__ = ("_incarnations", "_notes", "_positions")
 
     def __init__(self) -> None:
-        self._positions = array("q")
-        self._incarnations = array("q")
-        self._notes: dict[int, tuple[Note, ...]] = {}
+        self._positions: Column[Position] = Column("q")
+        self._incarnations: Column[Incarnation] = Column("q")
+        self._notes: dict[Position, tuple[Note, ...]] = {}
 
-    def add(self, position: int, incarnation: int, *notes: Note) -> None:
+    def add(self, position: Position, incarnation: Incarnation, *notes: Note) -> None:
         self._positions.append(position)
         self._incarnations.append(incarnation)
         if notes:
             self._notes[position] = notes
 
-    def drop_before(self, position: int) -> int:
+    def drop_before(self, position: Position) -> int:
         """Forget what lies before a position; returns how many bytes that has freed."""
         count = bisect_left(self._positions, position)
         freed = ENTRY_BYTES * count
@@ -63,7 +64,7 @@ class Journal:
         del self._positions[:count], self._incarnations[:count]
         return freed
 
-    def notes_between(self, first: int, position: int) -> Iterator[tuple[int, Note]]:
+    def notes_between(self, first: Position, position: Position) -> Iterator[tuple[Position, Note]]:
         start, stop = bisect_left(self._positions, first), bisect_left(self._positions, position)
         for at in self._positions[start:stop]:
             for note in self._notes.get(at, ()):
@@ -72,7 +73,7 @@ class Journal:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def entries(self, after: int) -> Iterator[Entry]:
+    def entries(self, after: Position) -> Iterator[Entry]:
         """The records that may hold something behind position `after`, in order."""
         start = max(bisect_right(self._positions, after) - 1, 0)
         for index in range(start, len(self._positions)):
@@ -88,13 +89,13 @@ class Journals:
         self._by_bucket: dict[str, Journal] = {}
         self.bytes = 0
         # The first position that journals still cover; whoever asks for less has missed something.
-        self.start = 1
+        self.start = Position(1)
 
     def of(self, bucket: str) -> Journal:
         journal = self._by_bucket.get(bucket)
         return journal if journal is not None else _EMPTY
 
-    def add(self, bucket: str, position: int, incarnation: int, *notes: Note) -> None:
+    def add(self, bucket: str, position: Position, incarnation: Incarnation, *notes: Note) -> None:
         journal = self._by_bucket.get(bucket)
         if journal is None:
             journal = self._by_bucket[bucket] = Journal()
@@ -105,7 +106,7 @@ class Journals:
     def buckets(self) -> list[str]:
         return list(self._by_bucket)
 
-    def start_at(self, position: int) -> None:
+    def start_at(self, position: Position) -> None:
         """From here on nobody is told what lies before a position: the cold tier tells that."""
         self.start = max(self.start, position)
 
@@ -120,7 +121,7 @@ class Journals:
                 del self._by_bucket[bucket]
                 self.bytes -= JOURNAL_BYTES
 
-    def notes_between(self, first: int, position: int) -> Iterator[tuple[str, int, Note]]:
+    def notes_between(self, first: Position, position: Position) -> Iterator[tuple[str, Position, Note]]:
         for bucket, journal in self._by_bucket.items():
             for at, note in journal.notes_between(first, position):
                 yield bucket, at, note

@@ -25,6 +25,7 @@ from millstream.errors import Corrupt, OtherFormat
 from millstream.protocol.producers import ProducerState
 from millstream.streams.records import SegmentRef
 from millstream.tiers.checked import Checked, seal, unseal
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 FORMAT: Final = 5
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A stream's name (`bucket \\0 stream`) and its StreamRow (`stream_rows.py`), as the catalog holds it."""
 
-    incarnation: int
+    incarnation: Incarnation
     name: bytes
     row: bytes
     expires: bool
@@ -44,8 +45,8 @@ class ManifestStream(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class ManifestFlush(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One flush: the positions it covers, its notes (or "") and its segments."""
 
-    first: int
-    through: int
+    first: Position
+    through: Position
     notes: str
     segments: list[SegmentRef]
 
@@ -74,16 +75,16 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     format: int
     shard: int
-    first: int
-    through: int
-    at_ms: int
+    first: Position
+    through: Position
+    at_ms: Milliseconds
     part: int
     parts: int
     flushes: list[ManifestFlush]
     removed_segments: list[str]
     streams: list[ManifestStream]
-    removed_streams: list[tuple[int, bytes]]
-    trimmed: list[tuple[int, int]]
+    removed_streams: list[tuple[Incarnation, bytes]]
+    trimmed: list[tuple[Incarnation, Offset]]
     singletons: dict[str, bytes]
     replacements: list[Replacement] = []
     # Only in full ones: paths that were replaced and are not deleted yet.
@@ -93,7 +94,7 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     epoch: int = 0
     previous: bytes = b""
     # What changed of producers, by incarnation.
-    producers: list[tuple[int, dict[str, ProducerState]]] = []
+    producers: list[tuple[Incarnation, dict[str, ProducerState]]] = []
 
 
 class _Skimmed(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -101,9 +102,9 @@ class _Skimmed(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     format: int
     shard: int
-    first: int
-    through: int
-    at_ms: int
+    first: Position
+    through: Position
+    at_ms: Milliseconds
     part: int
     parts: int
     flushes: msgspec.Raw
@@ -143,11 +144,11 @@ class ColdView:
 
 class FeedNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bucket: str
-    position: int
+    position: Position
     event: str
     stream: str
-    at_ms: int
-    offset: int
+    at_ms: Milliseconds
+    offset: Offset
     content_type: str
 
 
@@ -155,11 +156,11 @@ class ManifestHead(NamedTuple):
     """What a chain is built from."""
 
     path: str
-    first: int
-    through: int
+    first: Position
+    through: Position
     part: int
     parts: int
-    at_ms: int = 0
+    at_ms: Milliseconds = Milliseconds(0)
     epoch: int = 0
     digest: bytes = b""
     previous: bytes = b""
@@ -186,8 +187,8 @@ class Chain(NamedTuple):
     passed: list[ManifestHead]
 
     @property
-    def through(self) -> int:
-        return self.heads[-1].through if self.heads else 1
+    def through(self) -> Position:
+        return self.heads[-1].through if self.heads else Position(1)
 
     @property
     def state(self) -> bytes:
@@ -268,14 +269,14 @@ def find_chain(heads: list[ManifestHead]) -> Chain:
     Where there is a choice, the owner with the later epoch is right, and of one owner's the one that reaches further: a
     crash, or a flush that failed, may leave a manifest that was never sealed beside its successor.
     """
-    full: dict[tuple[int, bytes, int], dict[int, ManifestHead]] = {}
-    steps: dict[int, list[ManifestHead]] = {}
+    full: dict[tuple[Position, bytes, int], dict[int, ManifestHead]] = {}
+    steps: dict[Position, list[ManifestHead]] = {}
     for head in heads:
         if head.is_full:
             full.setdefault((head.through, head.previous, head.epoch), {})[head.part] = head
         else:
             steps.setdefault(head.first, []).append(head)
-    starts: list[tuple[int, bytes, list[ManifestHead]]] = [(1, b"", [])]
+    starts: list[tuple[Position, bytes, list[ManifestHead]]] = [(Position(1), b"", [])]
     for (through, state, _), parts in full.items():
         if len(parts) == max(part.parts for part in parts.values()):  # only the last one knows how many
             starts.append((through, state, [parts[number] for number in sorted(parts)]))
@@ -288,17 +289,17 @@ def find_chain(heads: list[ManifestHead]) -> Chain:
     return _with_the_rest(best, heads)
 
 
-def _reach(head: ManifestHead) -> tuple[int, int]:
+def _reach(head: ManifestHead) -> tuple[int, Position]:
     return head.epoch, head.through
 
 
-def _follower(steps: dict[int, list[ManifestHead]]) -> Callable[[int, bytes], list[ManifestHead]]:
+def _follower(steps: dict[Position, list[ManifestHead]]) -> Callable[[Position, bytes], list[ManifestHead]]:
     """Follows the steps from a place, by those that lead furthest."""
     # From the last to the first, so that whatever a step leads to is known when it is judged.
-    ends: dict[str, tuple[int, int, int]] = {}
+    ends: dict[str, tuple[int, Position, Milliseconds]] = {}
     following: dict[str, ManifestHead | None] = {}
 
-    def choose(position: int, state: bytes) -> ManifestHead | None:
+    def choose(position: Position, state: bytes) -> ManifestHead | None:
         options = [step for step in steps.get(position, ()) if not (step.previous and state) or step.previous == state]
         return max(options, key=lambda step: ends[step.path], default=None)
 
@@ -307,7 +308,7 @@ def _follower(steps: dict[int, list[ManifestHead]]) -> Callable[[int, bytes], li
             after = following[step.path] = choose(step.through, step.digest) if step.through > first else None
             ends[step.path] = ends[after.path] if after is not None else (step.epoch, step.through, step.at_ms)
 
-    def follow(position: int, state: bytes) -> list[ManifestHead]:
+    def follow(position: Position, state: bytes) -> list[ManifestHead]:
         found: list[ManifestHead] = []
         step = choose(position, state)
         while step is not None:
@@ -321,9 +322,9 @@ def _follower(steps: dict[int, list[ManifestHead]]) -> Callable[[int, bytes], li
 def _with_the_rest(best: list[ManifestHead], heads: list[ManifestHead]) -> Chain:
     """Tell apart what was overtaken and what lies behind a hole."""
     counted = {head.path for head in best}
-    through = best[-1].through if best else 1
+    through = best[-1].through if best else Position(1)
     # What a place on the chain leads to was there to be chosen and was not, and so was what follows that in turn.
-    reached: dict[int, set[bytes]] = {1: {b""}}
+    reached: dict[Position, set[bytes]] = {Position(1): {b""}}
     for head in best:
         reached.setdefault(head.through, set()).add(head.state)
     beyond, passed = [], []

@@ -21,6 +21,7 @@ import msgspec
 
 from millstream.errors import Corrupt, NotFound, Unavailable
 from millstream.tiers.objects import Objects
+from millstream.units import Milliseconds
 
 KEPT: Final = 8  # owners that stay to be seen; all before them are only history
 DAMAGED_HINT: Final = (
@@ -36,7 +37,7 @@ class Owner(msgspec.Struct, frozen=True):
     since: int
     claim: str
     who: str
-    at_ms: int
+    at_ms: Milliseconds
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -109,7 +110,8 @@ async def presumed_owner(objects: Objects, shard: int) -> Owner | None:
     else:
         store = ""
     newest = known[-1]
-    return Owner(store, newest, newest + 1, "", f"somebody unknown ({owner_path(shard, newest)} is damaged)", 0)
+    somebody = f"somebody unknown ({owner_path(shard, newest)} is damaged)"
+    return Owner(store, newest, newest + 1, "", somebody, Milliseconds(0))
 
 
 async def become_owner(objects: Objects, shard: int, owner: Owner) -> Owner:

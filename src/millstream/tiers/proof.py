@@ -23,6 +23,7 @@ from millstream.tiers.inspection import Inspection, runs_of
 from millstream.tiers.objects import Objects
 from millstream.tiers.segment_reader import FetchedRange, decode_columns
 from millstream.tiers.segments import SHARED, Extent, Footer, RowGroup, row_group_range, whole
+from millstream.units import Incarnation, Offset
 
 DIGEST_BYTES: Final = 16
 THREADS: Final = 2
@@ -34,12 +35,12 @@ class LiveRun(NamedTuple):
 
     extent: Extent
     which: int
-    earliest: int
+    earliest: Offset
 
 
 class _Expected(NamedTuple):
-    start: int
-    end: int
+    start: Offset
+    end: Offset
     digest: bytes
 
 
@@ -67,10 +68,10 @@ class _Walk:
         self._expected = expected
         self._index = 0
         self._rows = _Rows()
-        self._at: int | None = None  # inside a run: the offset its next row must start at
+        self._at: Offset | None = None  # inside a run: the offset its next row must start at
         self.matched = 0
 
-    def take(self, group: RowGroup, extent: Extent, first: int, start: int, earliest: int | None) -> int:
+    def take(self, group: RowGroup, extent: Extent, first: int, start: Offset, earliest: Offset | None) -> int:
         """Account for rows of a new extent from row `first`, which starts at offset `start`; returns the next row."""
         stop = extent.row_start + extent.rows
         while self._index < len(self._expected) and self._expected[self._index].end <= start:
@@ -91,7 +92,7 @@ class _Walk:
         bound = bisect_left(group.ends, run.end, first, stop)
         bound = min(bound + 1, stop)
         self._rows.add(group, first, bound)
-        self._at = group.ends[bound - 1]
+        self._at = Offset(group.ends[bound - 1])
         if self._at == run.end:
             if self._rows.digest() != run.digest:
                 raise mismatch(f"the messages of stream {extent.stream!r} from offset {run.start} to {run.end} differ")
@@ -109,9 +110,9 @@ class Proof:
         for run in runs:
             self._by_segment.setdefault(run.which, []).append(run)
         self._runs = sum(map(len, self._by_segment.values()))
-        self._expected: dict[int, list[_Expected]] = {}
+        self._expected: dict[Incarnation, list[_Expected]] = {}
         self._matched = 0
-        self._walks: dict[int, _Walk] = {}
+        self._walks: dict[Incarnation, _Walk] = {}
 
     async def take_old(self, segments: Sequence[tuple[SegmentRef, Footer]]) -> None:
         """Read the old segments, several at a time: what they leave behind has no order."""
@@ -137,7 +138,7 @@ class Proof:
             for incarnation, expected in found:
                 self._expected.setdefault(incarnation, []).append(expected)
 
-    async def take_new(self, segment: SegmentRef, kept: Callable[[int], Kept | None]) -> None:
+    async def take_new(self, segment: SegmentRef, kept: Callable[[Incarnation], Kept | None]) -> None:
         """Read a new segment from its first byte to its last; they come in order of stream and offset."""
         if self._bucket not in (SHARED, segment.bucket):
             raise mismatch(f"{segment.path} belongs to another bucket than {self._bucket}")
@@ -162,7 +163,9 @@ class Proof:
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _check_group(self, inspection: Inspection, number: int, data: bytes, streams: dict[int, Kept | None]) -> None:
+    def _check_group(
+        self, inspection: Inspection, number: int, data: bytes, streams: dict[Incarnation, Kept | None]
+    ) -> None:
         table, rows, extents, buckets = inspection.take(number, data)
         for bucket, extent in zip(buckets, extents, strict=True):
             known = streams[extent.incarnation]
@@ -191,12 +194,12 @@ class Proof:
         start = extent.offset_start
         while row < stop:
             row = walk.take(group, extent, row, start, kept.earliest if kept is not None else None)
-            start = group.ends[row - 1]
+            start = Offset(group.ends[row - 1])
 
 
 def _digests(
     footer: Footer, number: int, start: int, data: bytes, path: str, runs: list[LiveRun]
-) -> list[tuple[int, _Expected]]:
+) -> list[tuple[Incarnation, _Expected]]:
     group = RowGroup(decode_columns(footer.metadata, number, FetchedRange(start, data), path, _OLD_COLUMNS))
     found = []
     for extent, _, earliest in runs:
@@ -204,7 +207,7 @@ def _digests(
         first = bisect_right(group.ends, earliest, extent.row_start, stop)
         rows = _Rows()
         rows.add(group, first, stop)
-        begin = group.ends[first - 1] if first > extent.row_start else extent.offset_start
+        begin = Offset(group.ends[first - 1]) if first > extent.row_start else extent.offset_start
         found.append((extent.incarnation, _Expected(begin, extent.offset_end, rows.digest())))
     return found
 

@@ -31,6 +31,7 @@ from millstream.tiers.segments import (
     encode_extents,
     footer_bytes,
 )
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 SEGMENT_BYTES: Final = 64 << 20
 # Buckets of which there is less than both share segments, if there are more of them than this.
@@ -73,7 +74,7 @@ class Owners:
     """The streams that messages belong to, as columns. Of one that was trimmed, what ends behind its earliest offset
     counts; the last of them stands for all that were deleted, of which nothing does."""
 
-    def __init__(self, streams: Sequence[Stream], trimmed: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, streams: Sequence[Stream], trimmed: Sequence[tuple[Incarnation, Offset]]) -> None:
         earliest = array("q", bytes(8 * (len(streams) + 1)))
         incarnations = array("q", (stream.incarnation for stream in streams))
         places = {incarnation: place for place, incarnation in enumerate(incarnations)} if trimmed else {}
@@ -105,7 +106,9 @@ def _numbers_of(values: list[str], names: list[str]) -> arrow.Array:
     return integers(array("i", map(number_of.__getitem__, values)), arrow.int32())
 
 
-def slabs(messages: Unflushed, joined: memoryview | None, first_position: int, position: int) -> Iterator[Slab]:
+def slabs(
+    messages: Unflushed, joined: memoryview | None, first_position: Position, position: Position
+) -> Iterator[Slab]:
     """The messages between two positions, the first included, in pieces that are no larger than a segment."""
     first, stop = bisect_left(messages.positions, first_position), bisect_left(messages.positions, position)
     through = _through(integers(messages.starts), integers(messages.ends))
@@ -245,7 +248,7 @@ class Arranged:
         ]
         return arrow.record_batch(columns, schema=SCHEMA)
 
-    def bounds(self, part: Part) -> tuple[tuple[int, int], tuple[int, int]]:
+    def bounds(self, part: Part) -> tuple[tuple[Position, Position], tuple[Milliseconds, Milliseconds]]:
         """The positions and times that a segment spans."""
         positions, times = (
             compute.min_max(column.slice(part.first, part.stop - part.first)).as_py()
@@ -256,8 +259,8 @@ class Arranged:
 
 def encode_segments(
     messages: Unflushed,
-    first_position: int,
-    position: int,
+    first_position: Position,
+    position: Position,
     owners: Owners,
     shard: int,
     joined: memoryview | None = None,

@@ -25,6 +25,7 @@ import pyarrow.parquet as parquet
 
 from millstream.errors import Corrupt, OtherFormat
 from millstream.tiers.columns import binaries, integers
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 FORMAT: Final = 1
 ROW_GROUP_BYTES: Final = 1 << 20
@@ -58,9 +59,9 @@ _SEGMENT_KEY: Final = b"millstream.segment"
 
 class Extent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     stream: str
-    incarnation: int
-    offset_start: int
-    offset_end: int
+    incarnation: Incarnation
+    offset_start: Offset
+    offset_end: Offset
     row_group: int
     row_start: int
     rows: int
@@ -83,10 +84,10 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     format: int
     shard: int
     bucket: str
-    first_position: int
-    last_position: int
-    first_at_ms: int
-    last_at_ms: int
+    first_position: Position
+    last_position: Position
+    first_at_ms: Milliseconds
+    last_at_ms: Milliseconds
     rows: int
     payload_bytes: int
     # Of a segment that buckets share: each of them, in order, and how many of the extents are its own.
@@ -141,7 +142,7 @@ class SegmentWriter:
         self._rows += batch.num_rows
         self._groups += 1
 
-    def close(self, positions: tuple[int, int], times: tuple[int, int]) -> SegmentInfo:
+    def close(self, positions: tuple[Position, Position], times: tuple[Milliseconds, Milliseconds]) -> SegmentInfo:
         info = SegmentInfo(
             FORMAT,
             self._shard,
@@ -230,7 +231,7 @@ def chunk_start(column: parquet.ColumnChunkMetaData) -> int:
     return int(min(column.data_page_offset, column.dictionary_page_offset))
 
 
-def overlaps(metadata: parquet.FileMetaData, group: int, first: int, until: int) -> bool:
+def overlaps(metadata: parquet.FileMetaData, group: int, first: Position, until: Position) -> bool:
     """Whether a row group may hold positions between two, the first included, the last not."""
     statistics = metadata.row_group(group).column(_POSITION).statistics
     if statistics is None or not statistics.has_min_max:

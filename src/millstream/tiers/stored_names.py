@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from millstream.tiers.objects import ObjectInfo, Objects
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.store")
 
@@ -23,14 +24,14 @@ _SEGMENT: Final = re.compile(
 _PATTERNS: Final = {"manifests": _MANIFEST, "notes": _NOTES, "segments": _SEGMENT}
 
 
-def shard_and_position(path: str) -> tuple[int, int] | None:
+def shard_and_position(path: str) -> tuple[int, Position] | None:
     """What a path of ours says; None if it is not one."""
     pattern = _PATTERNS.get(path.partition("/")[0])
     found = pattern.fullmatch(path) if pattern is not None else None
-    return (int(found[1]), int(found[2])) if found is not None else None
+    return (int(found[1]), Position(found[2])) if found is not None else None
 
 
-async def list_ours(objects: Objects, prefix: str) -> AsyncIterator[tuple[ObjectInfo, int, int]]:
+async def list_ours(objects: Objects, prefix: str) -> AsyncIterator[tuple[ObjectInfo, int, Position]]:
     """The manifests, notes or segments under a prefix, each with its shard and position; whatever else lies there is
     left alone."""
     foreign, example = 0, ""

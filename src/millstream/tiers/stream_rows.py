@@ -33,6 +33,7 @@ from millstream.protocol.producers import ProducerClaim
 from millstream.streams.records import ForkPoint, SnapshotRef
 from millstream.streams.state import Stream
 from millstream.tiers.manifests import ManifestStream
+from millstream.units import Incarnation, Milliseconds, Offset
 
 # In a row these are numbers: the place here, so more may follow but none may move.
 COMMON_TYPES: Final = (
@@ -59,13 +60,13 @@ class StreamRow(msgspec.Struct, array_like=True, gc=False):
     """
 
     content_type: Annotated[int, msgspec.Meta(ge=0, lt=len(COMMON_TYPES))] | str
-    created_at_ms: int
-    written_after_ms: int  # since it was created
-    accessed_after_ms: int  # since it was written to
-    tail: int
+    created_at_ms: Milliseconds
+    written_after_ms: Milliseconds  # since it was created
+    accessed_after_ms: Milliseconds  # since it was written to
+    tail: Offset
     closed: bool = False
     expiry: Expiry = NEVER
-    earliest: int = 0
+    earliest: Offset = Offset(0)
     snapshot: SnapshotRef | None = None
     closed_by: ProducerClaim | None = None
     seq: str | None = None
@@ -134,7 +135,7 @@ def encode_stream(stream: Stream) -> ManifestStream:
         stream.incarnation,
         encode_key(stream.key),
         _encode(values[:count]),
-        stream.expiry.deadline_ms(0) is not None,
+        stream.expiry.deadline_ms(Milliseconds(0)) is not None,
         snapshot.blob.encode() if snapshot is not None else None,
     )
 
@@ -192,7 +193,7 @@ OWN_EXTENTS_MAX: Final = 8
 _COUNTS: Final = [bytes([_COUNT | count]) for count in range(OWN_EXTENTS_MAX + 1)]
 
 
-def pack_stream(incarnation: int, extents: bytes, row: bytes) -> bytes:
+def pack_stream(incarnation: Incarnation, extents: bytes, row: bytes) -> bytes:
     return _HEAD.pack(incarnation, len(extents)) + extents + row
 
 
@@ -200,7 +201,7 @@ def row_of(packed: bytes) -> bytes:
     return packed[_HEAD.size + _HEAD.unpack_from(packed)[1] :]
 
 
-def own_extents(packed: bytes | None, incarnation: int) -> bytes:
+def own_extents(packed: bytes | None, incarnation: Incarnation) -> bytes:
     """The extents in a row, if there is one and it is this incarnation's."""
     if packed is None:
         return NO_EXTENTS

@@ -32,6 +32,7 @@ from millstream.streams.state import Stream
 from millstream.tasks import end
 from millstream.tiers.blobs import Upload
 from millstream.tiers.hot import Messages
+from millstream.units import Incarnation, Offset
 from millstream.yjs.pipe import LENGTH, pack_records
 
 logger = logging.getLogger("millstream.yjs")
@@ -67,8 +68,8 @@ class Compactor:
         self.limits = limits
         self._is_possible = is_possible()
         # The incarnations of documents that are queued or being compacted.
-        self._waiting: deque[int] = deque()
-        self._known: set[int] = set()
+        self._waiting: deque[Incarnation] = deque()
+        self._known: set[Incarnation] = set()
         # The tail that a document must reach before a failed compaction is retried.
         self._postponed: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -218,12 +219,12 @@ class Compactor:
         if more:
             logger.warning("document %s has %d more malformed updates", stream.key, more)
 
-    async def _publish(self, stream: Stream, offset: int, upload: Upload) -> None:
+    async def _publish(self, stream: Stream, offset: Offset, upload: Upload) -> None:
         await self._shard.publish_snapshot(
             stream.key, offset, OCTET_STREAM, upload, trims=False, incarnation=stream.incarnation
         )
 
-    async def _trim(self, stream: Stream, snapshot_offset: int) -> None:
+    async def _trim(self, stream: Stream, snapshot_offset: Offset) -> None:
         """Trim history that is older than the retention, but nothing that no snapshot covers."""
         if self.limits.retention_seconds is None:
             return
@@ -233,6 +234,6 @@ class Compactor:
             self._shard.trim(stream, boundary)
 
 
-def _covered(stream: Stream) -> int:
+def _covered(stream: Stream) -> Offset:
     """The offset up to which the document's snapshot covers its updates."""
     return stream.snapshot.offset if stream.snapshot is not None else stream.earliest

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from millstream.log.chain import Chain, StoredBatch
 from millstream.log.interface import LogBatch
 from millstream.log.jetstream_log import LOOK_BACK
+from millstream.units import Position
 
 
 def stored(sequence: int, writer: str, fence: int, first: int, following: int) -> StoredBatch:
-    return StoredBatch(sequence, writer, fence, LogBatch(first, following, f"{writer}{first}".encode()))
+    return StoredBatch(
+        sequence, writer, fence, LogBatch(Position(first), Position(following), f"{writer}{first}".encode())
+    )
 
 
 def counted(log: list[StoredBatch], chain: Chain | None = None) -> list[int]:

@@ -19,6 +19,7 @@ from millstream.log.frames import (
     decode_segment_header,
     encode_segment_header,
 )
+from millstream.units import Position
 from support.disks import FailingDisk
 from support.fake_time import FakeClock
 from support.logs import LogDriver
@@ -86,7 +87,7 @@ def test_trim_removes_segments_that_end_at_or_before_the_position_and_keeps_the_
     written(tmp_path, 7)
     with opened(tmp_path) as driver:
         for position, kept in ((3, [1, 4, 7]), (4, [4, 7]), (6, [4, 7]), (1000, [7])):
-            driver.log.trim(position)
+            driver.log.trim(Position(position))
             assert [int(path.stem) for path in sorted(tmp_path.glob("*.log"))] == kept
         assert driver.append(payload(7)) is None
     with opened(tmp_path) as driver:

@@ -19,6 +19,7 @@ from millstream.log.frames import (
     find_frame,
 )
 from millstream.log.interface import LogBatch
+from millstream.units import Position
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -88,7 +89,7 @@ def test_a_frame_of_another_segment_is_none(batch: LogBatch, salt: int, other: i
 
 
 def test_a_frame_that_covers_no_position_is_none() -> None:
-    assert decode_frame(memoryview(encode_frame(LogBatch(5, 5, b"x"), 1)), 0, 1) is None
+    assert decode_frame(memoryview(encode_frame(LogBatch(Position(5), Position(5), b"x"), 1)), 0, 1) is None
 
 
 @given(batches, u32, st.binary(max_size=60).map(lambda junk: junk.replace(b"MSBF", b"")))
@@ -102,7 +103,7 @@ def test_a_frame_is_found_behind_bytes_that_are_none(batch: LogBatch, salt: int,
 
 def test_a_frame_stored_by_a_client_is_not_taken_for_one() -> None:
     # A client does not know the salt, so the bytes it stores cannot check.
-    forged = encode_frame(LogBatch(1, 2, b"forged"), 0)
-    frame = encode_frame(LogBatch(1, 2, forged), 0x5A17)
+    forged = encode_frame(LogBatch(Position(1), Position(2), b"forged"), 0)
+    frame = encode_frame(LogBatch(Position(1), Position(2), forged), 0x5A17)
     assert find_frame(memoryview(frame), 1, 0x5A17) is None
     assert len(frame) == FRAME_HEADER_BYTES + len(forged)

@@ -9,13 +9,27 @@ from hypothesis import strategies as st
 
 from millstream.pipeline.planning import DAY_MS, PARTS_PER_GROUP, Group, Limits, Weight, groups_of
 from millstream.streams.records import SegmentRef
+from millstream.units import Milliseconds, Position
 
 LIMITS = Limits(1_000, 2, 0.3)
 
 
 def weight(position: int, payload: int, live: int | None = None, bucket: str = "b", day: int = 1) -> Weight:
     at = day * DAY_MS
-    segment = SegmentRef(f"s{position}", bucket, payload, 0, 1, payload, position, position, at, at, 1, 0)
+    segment = SegmentRef(
+        f"s{position}",
+        bucket,
+        payload,
+        0,
+        1,
+        payload,
+        Position(position),
+        Position(position),
+        Milliseconds(at),
+        Milliseconds(at),
+        1,
+        0,
+    )
     return Weight(segment, 0, payload if live is None else live, 1)
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.protocol.cursors import EPOCH_MS, JITTER_SECONDS, Cursor, next_interval, parse_cursor
-from millstream.protocol.offsets import OFFSET_MAX, Offset
+from millstream.protocol.offsets import OFFSET_MAX
+from millstream.units import Milliseconds, Offset
 
 times = st.integers(EPOCH_MS, EPOCH_MS + 10**12)
 jitters = st.floats(*JITTER_SECONDS)
@@ -20,10 +21,10 @@ cursors = st.tuples(intervals, st.integers(0, 10**18 - 1), offsets).map(Cursor._
 
 def test_the_epoch_is_the_ninth_of_october_2024() -> None:
     assert datetime(2024, 10, 9, tzinfo=UTC).timestamp() * 1000 == EPOCH_MS
-    assert next_interval(EPOCH_MS, None, 1.0) == 0
-    assert next_interval(EPOCH_MS + 19_999, None, 1.0) == 0
-    assert next_interval(EPOCH_MS + 20_000, None, 1.0) == 1
-    assert next_interval(0, None, 1.0) == 0
+    assert next_interval(Milliseconds(EPOCH_MS), None, 1.0) == 0
+    assert next_interval(Milliseconds(EPOCH_MS + 19_999), None, 1.0) == 0
+    assert next_interval(Milliseconds(EPOCH_MS + 20_000), None, 1.0) == 1
+    assert next_interval(Milliseconds(0), None, 1.0) == 0
 
 
 @given(cursors)
@@ -36,8 +37,8 @@ def test_a_cursor_survives_the_round_trip_and_is_digits_alone(cursor: Cursor) ->
 def test_a_cursor_is_greater_than_the_one_echoed_and_never_behind_the_clock(
     now_ms: int, echoed: Cursor, jitter: float
 ) -> None:
-    current = next_interval(now_ms, None, jitter)
-    interval = next_interval(now_ms, echoed, jitter)
+    current = next_interval(Milliseconds(now_ms), None, jitter)
+    interval = next_interval(Milliseconds(now_ms), echoed, jitter)
     assert interval > echoed.interval or interval == current > echoed.interval
     assert interval >= current
     # One hour of jitter at most: a client cannot be pushed out of all collapsing.

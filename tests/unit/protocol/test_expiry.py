@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import InvalidRequest
 from millstream.protocol.expiry import NEVER, TTL_SECONDS_MAX, Expiry, parse_expiry
+from millstream.units import Milliseconds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 moments = st.datetimes(datetime(1971, 1, 1), datetime(9999, 1, 1)).map(lambda m: m.replace(microsecond=0))
@@ -19,7 +20,7 @@ moments = st.datetimes(datetime(1971, 1, 1), datetime(9999, 1, 1)).map(lambda m:
 def test_a_ttl_counts_from_the_last_access(ttl: int, last_access_ms: int) -> None:
     expiry = parse_expiry(str(ttl), None)
     assert expiry == Expiry(ttl_seconds=ttl)
-    assert expiry.deadline_ms(last_access_ms) == last_access_ms + ttl * 1000
+    assert expiry.deadline_ms(Milliseconds(last_access_ms)) == last_access_ms + ttl * 1000
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_the_same_instant_in_other_letters_matches(text: str) -> None:
     found = parse_expiry(None, text)
     assert found.expires_at_ms == 1_893_456_000_000
     assert found.matches(parse_expiry(None, "2030-01-01T00:00:00+00:00"))
-    assert found.deadline_ms(5) == 1_893_456_000_000
+    assert found.deadline_ms(Milliseconds(5)) == 1_893_456_000_000
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_both_headers_together_are_refused() -> None:
 
 def test_no_header_means_never() -> None:
     assert parse_expiry(None, None) == NEVER
-    assert NEVER.deadline_ms(123) is None
+    assert NEVER.deadline_ms(Milliseconds(123)) is None
 
 
 def test_a_ttl_never_matches_a_fixed_time() -> None:

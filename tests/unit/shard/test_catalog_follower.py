@@ -21,6 +21,7 @@ from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.units import Milliseconds, Offset
 from support import compaction
 from support.fake_time import FakeClock, run, turns
 from support.shards import NO_FLUSHES_SECONDS, ShardDriver, key_of
@@ -126,7 +127,7 @@ def test_producers_come_with_the_manifests_and_stay_known_when_the_follower_take
             machine = both.follower.shard.machine
             stream = both.follower.shard.get(key_of("b/s"))
             for _ in range(2):
-                known = [machine.namespace.producer(stream, f"p{number}", 0) for number in range(10)]
+                known = [machine.namespace.producer(stream, f"p{number}", Milliseconds(0)) for number in range(10)]
                 assert [state[:2] if state is not None else None for state in known] == [(0, 0)] * 9 + [None]
                 assert machine.namespace.producers.count(stream.incarnation) == 9
                 await both.follower.shard.catalog_follower.stop()
@@ -255,7 +256,7 @@ def test_compactions_and_trims_reach_the_follower_and_the_next_leader_does_not_r
             assert both.follower.shard.machine.replaced == []
             assert await both.follower.messages("b/s") == [b"message %d" % number for number in range(6)]
             stream = both.leader.shard.get(key_of("b/s"))
-            both.leader.shard.trim(stream, len(b"message 0") * 2)
+            both.leader.shard.trim(stream, Offset(len(b"message 0") * 2))
             await both.leader.append("b/s", b"last")
             await both.leader.checkpoint()
             await both.replicate()

@@ -23,6 +23,7 @@ from millstream.pending import Pending
 from millstream.protocol.producers import ProducerClaim
 from millstream.shard.committer import BATCH_RECORDS_MAX, Batch, Committer
 from millstream.streams.records import Appended, decode_batch
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 from support.disks import FailingDisk
 from support.fake_time import FakeClock, run, turns
 from support.shards import append, create, key_of, started
@@ -69,7 +70,7 @@ class Bed:
         self.applied: list[int] = []
         self.undone: list[int] = []
         self.answers: list[Any] = []
-        self.committer = Committer(self.log, first, self._note(self.applied), self._note(self.undone))
+        self.committer = Committer(self.log, Position(first), self._note(self.applied), self._note(self.undone))
         self.committer.start(asyncio.get_running_loop())
 
     @staticmethod
@@ -80,7 +81,7 @@ class Bed:
         return note
 
     def submit(self, name: str, messages: int = 1, size: int = 1) -> int:
-        record = Appended(1, 0, 0, [b"x" * size] * messages)
+        record = Appended(Incarnation(1), Offset(0), Milliseconds(0), [b"x" * size] * messages)
         return self.committer.submit(record, self.answered(name))
 
     def answered(self, name: str) -> Pending[str]:
@@ -144,7 +145,7 @@ def test_a_log_that_answers_at_once_leaves_what_its_answer_brings_to_the_next_tu
         def submit(left: int) -> None:
             pending = Pending(left)
             pending.when_settled(answer)  # type: ignore[arg-type]
-            bed.committer.submit(Appended(1, 0, 0, [b"x"]), pending)
+            bed.committer.submit(Appended(Incarnation(1), Offset(0), Milliseconds(0), [b"x"]), pending)
 
         submit(5)
         for _ in range(20):
@@ -289,7 +290,7 @@ def test_an_answer_that_fails_does_not_keep_the_others_from_theirs(caplog: pytes
         def broken(outcome: object) -> None:
             raise RuntimeError("the connection is gone")
 
-        bed.committer.commit(Appended(1, 0, 0, [b"x"])).when_settled(broken)
+        bed.committer.commit(Appended(Incarnation(1), Offset(0), Milliseconds(0), [b"x"])).when_settled(broken)
         bed.submit("b")
         await turns()
         bed.log.answer()
@@ -306,7 +307,7 @@ def test_what_an_answer_submits_goes_out_too() -> None:
         def follow_up(outcome: object) -> None:
             bed.submit("follow-up")
 
-        bed.committer.commit(Appended(1, 0, 0, [b"x"])).when_settled(follow_up)
+        bed.committer.commit(Appended(Incarnation(1), Offset(0), Milliseconds(0), [b"x"])).when_settled(follow_up)
         await turns()
         bed.log.answer()
         await turns()

@@ -25,6 +25,7 @@ from millstream.tiers.cache import ByteLimitedCache
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.units import Milliseconds
 from support import compaction
 from support.fake_time import FakeClock
 from support.shards import CACHE_BYTES, ShardDriver, key_of, started
@@ -351,8 +352,8 @@ def test_abandoned_segments_are_swept_and_committed_ones_are_not(tmp_path: Path)
             await commit(driver, group, await compaction.write(settings(tmp_path), group))
             abandoned = await compaction.write(settings(tmp_path), other)
             future_ms = 1 << 50
-            assert await driver.shard.compaction.sweep(0) == 0
-            assert await driver.shard.compaction.sweep(future_ms) == len(abandoned)
+            assert await driver.shard.compaction.sweep(Milliseconds(0)) == 0
+            assert await driver.shard.compaction.sweep(Milliseconds(future_ms)) == len(abandoned)
             assert not any((tmp_path / "cold" / segment.path).exists() for segment in abandoned)
             forget_what_was_read(driver)
             assert await content_of(driver, paths) == before

@@ -15,6 +15,7 @@ from millstream.shard import feed as module
 from millstream.shard import history
 from millstream.shard.feed import FeedItem, FeedPage
 from millstream.shard.history import History, Window
+from millstream.units import Position
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, key_of, started
 
@@ -25,9 +26,9 @@ JSON = "application/json"
 async def page(driver: ShardDriver, after: int, prefix: str = "", bytes_max: int = 1 << 30) -> FeedPage:
     """One page from wherever it is, as the server asks for it."""
     feed = driver.shard.feed
-    if feed.is_hot(after):
-        return feed.read(BUCKET, after, prefix, bytes_max)
-    return await feed.read_cold(BUCKET, after, prefix, bytes_max)
+    if feed.is_hot(Position(after)):
+        return feed.read(BUCKET, Position(after), prefix, bytes_max)
+    return await feed.read_cold(BUCKET, Position(after), prefix, bytes_max)
 
 
 async def everything(driver: ShardDriver, prefix: str = "", bytes_max: int = 1 << 30) -> list[FeedItem]:
@@ -110,7 +111,7 @@ def test_a_large_flush_is_read_in_windows_and_each_of_them_once(
     gather = History._gather
 
     async def counted(self: History, bucket: str, first: int) -> Window:
-        gathered.append(await gather(self, bucket, first))
+        gathered.append(await gather(self, bucket, Position(first)))
         return gathered[-1]
 
     monkeypatch.setattr(History, "_gather", counted)

@@ -9,6 +9,7 @@ import pytest
 
 from millstream.errors import Conflict, NotFound
 from millstream.streams.limits import StreamLimits
+from millstream.units import Offset
 from support.disks import QuickDisk
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, key_of, started
@@ -59,7 +60,9 @@ def test_a_chain_deeper_than_the_stack_is_read_freed_and_replayed(tmp_path: Path
         async with started(tmp_path, clock, disk=QuickDisk()) as driver:
             assert b"".join(await driver.messages(link(DEEP))) == expected
             stream = driver.shard.get(key_of(link(DEEP)))
-            pieces = [await driver.shard.reader.fetch(one) for one in driver.shard.reader.cut(stream, 0, stream.tail)]
+            pieces = [
+                await driver.shard.reader.fetch(one) for one in driver.shard.reader.cut(stream, Offset(0), stream.tail)
+            ]
             assert b"".join(b"".join(map(bytes, piece)) for piece in pieces) == expected
             await driver.delete(link(DEEP))
             assert await is_empty(driver)

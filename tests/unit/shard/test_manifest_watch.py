@@ -10,6 +10,7 @@ from millstream.errors import Corrupt
 from millstream.shard.restore import chain_of, restore
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
+from millstream.units import Milliseconds
 from support.fake_time import FakeClock, run
 from support.shards import CACHE_BYTES, ShardDriver, started
 
@@ -31,7 +32,7 @@ async def restored_streams(driver: ShardDriver, place: Path) -> int:
     catalog = Catalog(place)
     cold = ColdTier(driver.shard.cold.objects, catalog, CACHE_BYTES)
     try:
-        return (await restore(cold, catalog, 0, lambda done, total: None)).streams
+        return (await restore(cold, catalog, Milliseconds(0), lambda done, total: None)).streams
     finally:
         cold.close()
         catalog.close()

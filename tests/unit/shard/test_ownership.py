@@ -16,10 +16,11 @@ from millstream.shard.restore import find_manifests, live_segments
 from millstream.streams.records import AnyRecord, LeaderStarted, StoreClaimed
 from millstream.tiers.objects import Objects, ObjectStoreSettings, open_objects
 from millstream.tiers.owners import Owner, become_owner, decode_owner, encode_owner, epochs, newest_owner
+from millstream.units import Milliseconds
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, open_shard, started
 
-OWNER = Owner("store", 7, 0, "claim", "somebody", 1_700_000_000_000)
+OWNER = Owner("store", 7, 0, "claim", "somebody", Milliseconds(1_700_000_000_000))
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -417,7 +418,7 @@ def test_an_attempt_whose_answer_was_lost_is_recognised(tmp_path: Path) -> None:
         objects = open_objects(ObjectStoreSettings("fs", tmp_path, {}))
         assert await become_owner(objects, 3, OWNER) == OWNER
         assert await become_owner(objects, 3, OWNER) == OWNER
-        other = Owner("store", 7, 0, "another claim", "somebody else", 0)
+        other = Owner("store", 7, 0, "another claim", "somebody else", Milliseconds(0))
         assert await become_owner(objects, 3, other) == OWNER
         assert await newest_owner(objects, 3) == OWNER
         assert await newest_owner(objects, 4) is None

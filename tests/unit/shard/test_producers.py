@@ -16,6 +16,7 @@ from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.manifests import Manifest
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.units import Milliseconds
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, append, started
 
@@ -60,7 +61,7 @@ def test_a_flush_writes_the_producers_that_changed_and_memory_holds_no_others(tm
             with pytest.raises(SequenceGap):
                 await write(driver, 4_999, seq=2)
             assert len(machine.namespace.producers) == 0, "whoever only asks keeps nothing in memory"
-            stream = driver.shard.get(driver.shard.listing.page("b", "", "", 1, 0).streams[0].key)
+            stream = driver.shard.get(driver.shard.listing.page("b", "", "", 1, Milliseconds(0)).streams[0].key)
             assert machine.namespace.producers.count(stream.incarnation) == 5_000
 
     clock = FakeClock()
@@ -80,7 +81,7 @@ def test_producers_survive_crashes_failed_flushes_full_manifests_and_restore(
         assert not await write(driver, 40, epoch=3)
         with pytest.raises(SequenceGap):
             await write(driver, 0, seq=5)
-        stream = driver.shard.listing.page("b", "", "", 1, 0).streams[0]
+        stream = driver.shard.listing.page("b", "", "", 1, Milliseconds(0)).streams[0]
         assert driver.shard.namespace.producers.count(stream.incarnation) == 31
 
     async def main() -> None:
@@ -110,7 +111,7 @@ def test_producers_survive_crashes_failed_flushes_full_manifests_and_restore(
             assert [one.first for one in kept][:2] == [0, 0] and sum(map(told, kept)) == 31, "a full one, in parts"
         restored = Catalog(tmp_path / "restored")
         cold = ColdTier(open_objects(ObjectStoreSettings("fs", tmp_path / "cold", {})), restored, 1 << 20)
-        await restore(cold, restored, 0, lambda done, count: None)
+        await restore(cold, restored, Milliseconds(0), lambda done, count: None)
         states = {producer_id: state[:2] for _, producer_id, state in restored.producers()}
         assert states == {f"p{number}": (0, 0) for number in range(30)} | {"p40": (3, 0)}
         cold.close()
@@ -160,6 +161,6 @@ def test_a_stream_has_so_many_producers_and_those_that_expired_make_room(tmp_pat
     def one(number: int) -> object:
         return append(STREAM, b"x", producer=ProducerClaim(f"p{number}", 0, 0))
 
-    limits = StreamLimits(producers_max=10, producer_expiry_ms=60_000)
+    limits = StreamLimits(producers_max=10, producer_expiry_ms=Milliseconds(60_000))
     clock = FakeClock()
     run(main(), clock)

@@ -23,6 +23,7 @@ from millstream.streams.records import (
     encode_record,
     span,
 )
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 from support.fake_time import START_MS, FakeClock, run
 from support.logs import LogDriver
 from support.shards import key_of, open_shard, started
@@ -41,11 +42,11 @@ def write_log(directory: Path, *batches: list[AnyRecord | tuple[bytes, int]]) ->
 
 
 def created(name: str = "s", *messages: bytes) -> StreamCreated:
-    return StreamCreated("b", name, START_MS, "text/plain", list(messages))
+    return StreamCreated("b", name, Milliseconds(START_MS), "text/plain", list(messages))
 
 
 def appended(stream: int, offset: int, *messages: bytes) -> Appended:
-    return Appended(stream, offset, START_MS, list(messages))
+    return Appended(Incarnation(stream), Offset(offset), Milliseconds(START_MS), list(messages))
 
 
 def refused_at(directory: Path, position: int, kind: str) -> None:
@@ -71,8 +72,8 @@ def test_a_record_is_passed_over_and_what_follows_keeps_its_offsets(
     write_log(tmp_path, *([records] if together else [[record] for record in records]))
     refused_at(tmp_path, 5, kind)
     with pytest.raises(ConfigurationError, match="no start has been refused"):
-        set_aside(tmp_path / "quarantine", 0, 3)
-    kept = set_aside(tmp_path / "quarantine", 0, 5)
+        set_aside(tmp_path / "quarantine", 0, Position(3))
+    kept = set_aside(tmp_path / "quarantine", 0, Position(5))
     assert kept.record == (bad[0] if isinstance(bad, tuple) else encode_record(bad))
     clock = FakeClock()
 
@@ -108,7 +109,9 @@ def test_a_gap_between_what_is_cold_and_what_is_in_memory_is_passed_over(tmp_pat
                 assert await driver.messages("b/s", offset) == [b"hot"]
             assert await driver.messages("b/s") == [b"cold", b"hot"]
             stream = driver.shard.get(key_of("b/s"))
-            pieces = [await driver.shard.reader.fetch(one) for one in driver.shard.reader.cut(stream, 4, stream.tail)]
+            pieces = [
+                await driver.shard.reader.fetch(one) for one in driver.shard.reader.cut(stream, Offset(4), stream.tail)
+            ]
             assert [bytes(one) for piece in pieces for one in piece] == [b"hot"]
 
     incarnation = run(begin(), clock)
@@ -121,9 +124,14 @@ def test_a_gap_between_what_is_cold_and_what_is_in_memory_is_passed_over(tmp_pat
 
 
 def test_without_its_creation_nothing_of_a_stream_is_applied(tmp_path: Path) -> None:
-    write_log(tmp_path, [(UNKNOWN, 2)], [appended(1, 3, b"x")], [StreamDeleted(1, START_MS, key_of("b/s"))])
+    write_log(
+        tmp_path,
+        [(UNKNOWN, 2)],
+        [appended(1, 3, b"x")],
+        [StreamDeleted(Incarnation(1), Milliseconds(START_MS), key_of("b/s"))],
+    )
     refused_at(tmp_path, 1, "unreadable")
-    set_aside(tmp_path / "quarantine", 0, 1)
+    set_aside(tmp_path / "quarantine", 0, Position(1))
     clock = FakeClock()
 
     async def check() -> None:
@@ -136,7 +144,7 @@ def test_without_its_creation_nothing_of_a_stream_is_applied(tmp_path: Path) -> 
 def test_a_name_goes_to_the_successor_of_a_stream_whose_deletion_was_set_aside(tmp_path: Path) -> None:
     write_log(tmp_path, [created("s", b"old")], [(UNKNOWN, 1)], [created("s", b"new")])
     refused_at(tmp_path, 3, "unreadable")
-    set_aside(tmp_path / "quarantine", 0, 3)
+    set_aside(tmp_path / "quarantine", 0, Position(3))
     clock = FakeClock()
 
     async def check() -> None:
@@ -152,7 +160,7 @@ def test_a_name_goes_to_the_successor_of_a_stream_whose_deletion_was_set_aside(t
 def test_two_unreadable_records_of_a_batch_go_together_with_what_is_between_them(tmp_path: Path) -> None:
     write_log(tmp_path, [created("s", b"one")], [(UNKNOWN, 1), appended(1, 3, b"two"), (UNKNOWN, 1)], [created("t")])
     refused_at(tmp_path, 3, "unreadable")
-    kept = set_aside(tmp_path / "quarantine", 0, 3)
+    kept = set_aside(tmp_path / "quarantine", 0, Position(3))
     assert kept.record == UNKNOWN + encode_record(appended(1, 3, b"two")) + UNKNOWN
     open_shard(tmp_path, FakeClock()).catalog.close()
 

@@ -11,6 +11,7 @@ import pytest
 from millstream.errors import Gone, InvalidRequest, NotFound
 from millstream.tiers.cache import ByteLimitedCache
 from millstream.tiers.cold import GROUPS_AHEAD
+from millstream.units import Offset
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, key_of, started
 
@@ -47,7 +48,7 @@ def test_forks_of_forks_read_without_a_seam_in_pieces_of_any_size(tmp_path: Path
                 for bytes_max in (1, 2, 3, 5, 1000):
                     found, offset, result = list[bytes | memoryview](), 0, None
                     while result is None or not result.up_to_date:
-                        result = await driver.shard.reader.read_cold(stream, offset, bytes_max, apart=True)
+                        result = await driver.shard.reader.read_cold(stream, Offset(offset), bytes_max, apart=True)
                         assert result.next_offset > offset
                         assert len(result.messages) == 1 or sum(map(len, result.messages)) <= bytes_max
                         found += result.messages
@@ -64,7 +65,7 @@ def test_an_offset_inside_a_message_reads_that_message_whole_and_one_beyond_the_
             await family(driver)
             stream = driver.shard.get(key_of("late"))
             assert await driver.messages("late", 4) == [b"bb", b"c", b"EE", b"HH"]
-            beyond = await driver.shard.reader.read_cold(stream, 10_000, 1000)
+            beyond = await driver.shard.reader.read_cold(stream, Offset(10_000), 1000)
             assert (beyond.messages, beyond.next_offset, beyond.up_to_date) == ([], stream.tail, True)
 
     clock = FakeClock()
@@ -160,17 +161,17 @@ def test_what_comes_next_is_read_ahead_and_not_forgotten_before_it_is_read(
                 return read_columns(segment, *rest)
 
             monkeypatch.setattr(cold, "read_columns", noting)
-            group = await cold.row_group(cold.extent_at(stream.incarnation, 0).row.segment, 0)
+            group = await cold.row_group(cold.extent_at(stream.incarnation, Offset(0)).row.segment, 0)
             # Not enough for all: the second time over, some are still there, and would be the next to go.
             cold._groups = ByteLimitedCache(group.size * (groups - 2))
             for _ in range(2):
                 asked.clear()
                 for number in range(groups):
-                    found = await driver.shard.reader.read_cold(stream, number * size, size, apart=True)
+                    found = await driver.shard.reader.read_cold(stream, Offset(number * size), size, apart=True)
                     assert [message[:3] for message in found.messages] == [b"%03d" % number]
                     await asyncio.gather(*cold._loading.values())
                     held = sum(
-                        cold._is_expected(cold.extent_at(stream.incarnation, later * size))
+                        cold._is_expected(cold.extent_at(stream.incarnation, Offset(later * size)))
                         for later in range(number + 1, min(number + 1 + GROUPS_AHEAD, groups))
                     )
                     assert held >= min(1 if number == 0 else GROUPS_AHEAD, groups - 1 - number)

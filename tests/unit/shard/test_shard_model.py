@@ -28,6 +28,7 @@ from millstream.protocol.keys import StreamKey
 from millstream.protocol.producers import ProducerClaim
 from millstream.streams.commands import AppendOutcome
 from millstream.tiers.stream_rows import encode_stream
+from millstream.units import Milliseconds, Offset
 from support.fake_time import FakeClock, FakeTimeLoop, turns
 from support.shards import ShardDriver, append, create, open_shard
 
@@ -417,10 +418,10 @@ class ShardMachine(RuleBasedStateMachine):
             assert (stream.tail, stream.closed, stream.seq) == (model.tail, model.closed, model.seq)
             assert stream.content_type == model.content_type
             for name in ("p", "q", *model.producers):
-                state = shard.namespace.producer(stream, name, 0)
+                state = shard.namespace.producer(stream, name, Milliseconds(0))
                 assert (state[:2] if state is not None else None) == model.producers.get(name)
             assert stream.forks == model.forks
-            result = self._run(shard.reader.read_cold(stream, 0, 1 << 30, apart=True))
+            result = self._run(shard.reader.read_cold(stream, Offset(0), 1 << 30, apart=True))
             assert result.messages == model.messages
             assert (result.next_offset, result.up_to_date, result.closed) == (model.tail, True, model.closed)
             boundaries = model.boundaries()

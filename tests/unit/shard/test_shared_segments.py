@@ -16,6 +16,7 @@ from millstream.tiers.cold import ColdTier
 from millstream.tiers.inspection import Inspection
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
 from millstream.tiers.segments import SHARED
+from millstream.units import Milliseconds, Position
 from support.compaction import parts_of, plan, write
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, started
@@ -46,14 +47,14 @@ async def check(driver: ShardDriver, numbers: list[int]) -> None:
     for number in numbers:
         for stream in ("a", "b"):
             assert await driver.messages(f"bucket{number}/{stream}") == content(number)
-        page = await driver.shard.feed.read_cold(f"bucket{number}", 0, "", 1 << 20)
+        page = await driver.shard.feed.read_cold(f"bucket{number}", Position(0), "", 1 << 20)
         assert sorted(item.payload for item in page.items if item.payload) == sorted(content(number) * 2)
-        _, segments = driver.shard.cold_segments(f"bucket{number}", -1)
+        _, segments = driver.shard.cold_segments(f"bucket{number}", Position(-1))
         assert [one.bucket for one in segments] == [SHARED]
     assert await driver.messages("bucket-large/a") == [LARGE]
-    _, segments = driver.shard.cold_segments("bucket-large", -1)
+    _, segments = driver.shard.cold_segments("bucket-large", Position(-1))
     assert [one.bucket for one in segments] == ["bucket-large"]
-    assert driver.shard.cold_segments("nowhere", -1)[1] == []
+    assert driver.shard.cold_segments("nowhere", Position(-1))[1] == []
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
@@ -77,9 +78,9 @@ def test_many_small_buckets_are_a_handful_of_objects_and_read_as_their_own(tmp_p
             await check(driver, picked)
         restored = Catalog(tmp_path / "restored")
         cold = ColdTier(open_objects(ObjectStoreSettings("fs", tmp_path / "cold", {})), restored, 1 << 20)
-        await restore(cold, restored, 0, lambda done, total: None)
+        await restore(cold, restored, Milliseconds(0), lambda done, total: None)
         for number in picked:
-            assert len(restored.segments_of(f"bucket{number}", -1)[1]) == 1
+            assert len(restored.segments_of(f"bucket{number}", Position(-1))[1]) == 1
         cold.close()
         restored.close()
 
@@ -116,10 +117,10 @@ def test_a_shared_segment_that_dies_is_forgotten_by_all_its_buckets(tmp_path: Pa
             assert segment is not None and driver.catalog.holds(dead, segment, "bucket3")
             driver.catalog.forget_segment(dead)
             assert not driver.catalog.holds(dead, segment, "bucket3")
-            assert driver.catalog.segments_of("bucket3", -1)[1] == []
+            assert driver.catalog.segments_of("bucket3", Position(-1))[1] == []
 
     async def check_half(driver: ShardDriver) -> None:
-        page = await driver.shard.feed.read_cold("bucket3", 0, "", 1 << 20)
+        page = await driver.shard.feed.read_cold("bucket3", Position(0), "", 1 << 20)
         assert [item.payload for item in page.items if item.payload] == content(3)
 
     clock = FakeClock()
@@ -150,8 +151,8 @@ def test_compaction_merges_shared_segments_and_gives_a_bucket_with_enough_its_ow
             done = await driver.shard.compaction.commit(Proposal([one.path for one in group.sources], segments))
             assert (done.replaced, done.segments) == (3, 2)
             assert {number: await everything(driver, number) for number in range(30)} == before
-            assert [one.bucket for one in driver.shard.cold_segments("bucket7", -1)[1]] == ["bucket7"]
-            assert [one.bucket for one in driver.shard.cold_segments("bucket8", -1)[1]] == [SHARED]
+            assert [one.bucket for one in driver.shard.cold_segments("bucket7", Position(-1))[1]] == ["bucket7"]
+            assert [one.bucket for one in driver.shard.cold_segments("bucket8", Position(-1))[1]] == [SHARED]
             for segment in segments:
                 await (await Inspection.begin(driver.shard.cold.objects, segment)).read(driver.shard.cold.objects)
         async with started(tmp_path, clock) as driver:
@@ -160,7 +161,7 @@ def test_compaction_merges_shared_segments_and_gives_a_bucket_with_enough_its_ow
     async def everything(driver: ShardDriver, number: int) -> list[object]:
         streams = ["b"] if number == 5 else ["a", "b"]
         read: list[object] = [await driver.messages(f"bucket{number}/{stream}") for stream in streams]
-        page = await driver.shard.feed.read_cold(f"bucket{number}", 0, "", 1 << 30)
+        page = await driver.shard.feed.read_cold(f"bucket{number}", Position(0), "", 1 << 30)
         return [*read, [(item.position, item.stream, item.payload) for item in page.items]]
 
     clock = FakeClock()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import OffsetTrimmed
+from millstream.units import Milliseconds, Offset
 from support.fake_time import FakeClock, run
 from support.shards import ShardDriver, key_of, started
 
@@ -44,7 +45,7 @@ def test_what_is_trimmed_stays_trimmed_and_the_rest_stays(tmp_path: Path, is_col
             async with started(tmp_path, clock) as driver:
                 stream = driver.shard.get(key_of("notes/docs/a"))
                 with pytest.raises(OffsetTrimmed):
-                    driver.shard.check_retained(stream, 19)
+                    driver.shard.check_retained(stream, Offset(19))
                 assert await driver.messages("notes/docs/a", 20) == [b"message %02d" % number for number in range(2, 6)]
                 await driver.checkpoint()
 
@@ -75,8 +76,14 @@ def test_the_boundary_by_age_lies_before_what_is_young(tmp_path: Path) -> None:
         async with started(tmp_path, clock) as driver:
             await filled(driver, 4, clock)
             stream, boundary = driver.shard.get(key_of("notes/docs/a")), driver.shard.reader.oldest_since
-            assert [boundary(stream, hours_ago(age), 40) for age in (5, 4, 3, 1, 0)] == [0, 0, 10, 30, 40]
-            assert boundary(stream, hours_ago(0), 20) == 20
+            assert [boundary(stream, Milliseconds(hours_ago(age)), Offset(40)) for age in (5, 4, 3, 1, 0)] == [
+                0,
+                0,
+                10,
+                30,
+                40,
+            ]
+            assert boundary(stream, Milliseconds(hours_ago(0)), Offset(20)) == 20
             await driver.checkpoint()
         async with started(tmp_path, clock) as driver:
             stream, boundary = driver.shard.get(key_of("notes/docs/a")), driver.shard.reader.oldest_since
@@ -84,9 +91,9 @@ def test_the_boundary_by_age_lies_before_what_is_young(tmp_path: Path) -> None:
                 await driver.append("notes/docs/a", b"message %02d" % number, content_type="application/octet-stream")
                 clock.advance(HOUR_MS)
             # Of the cold ones the segment's last time counts, so they go together.
-            assert boundary(stream, hours_ago(4), 60) == 0
-            assert boundary(stream, hours_ago(2), 60) == 40
-            assert boundary(stream, hours_ago(1), 60) == 50
+            assert boundary(stream, Milliseconds(hours_ago(4)), Offset(60)) == 0
+            assert boundary(stream, Milliseconds(hours_ago(2)), Offset(60)) == 40
+            assert boundary(stream, Milliseconds(hours_ago(1)), Offset(60)) == 50
 
     run(scenario(), clock)
 

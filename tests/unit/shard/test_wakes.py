@@ -28,6 +28,7 @@ from millstream.shard.wakes import (
 from millstream.streams.records import AnyRecord, SubscriptionCreated, Wake, encode_record
 from millstream.streams.subscriptions import Subscription, parse_config
 from millstream.tiers.catalog_rows import encode_singletons
+from millstream.units import Milliseconds, Offset
 from support.fake_time import FakeClock, run, turns
 from support.shards import ShardDriver, append, create, key_of, started
 
@@ -726,7 +727,9 @@ def test_a_subscription_that_a_crash_left_half_linked_is_gone_after_the_restart(
     async def main() -> None:
         async with subscriptions(tmp_path, clock) as wakes:
             config = parse_config({"type": "webhook", "webhook": {"url": URL}, "pattern": "events/*"})
-            half = SubscriptionCreated("sub", clock.ms, BASE, config, {"events/a": (["glob"], 0)}, complete=False)
+            half = SubscriptionCreated(
+                "sub", Milliseconds(clock.ms), BASE, config, {"events/a": (["glob"], Offset(0))}, complete=False
+            )
             await wakes.driver.shard.committer.commit(half)
             with pytest.raises(NotFound):
                 wakes.sub()

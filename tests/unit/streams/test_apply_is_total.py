@@ -46,6 +46,7 @@ from millstream.streams.records import (
 from millstream.streams.state import Stream
 from millstream.tiers.hot import HotTier
 from millstream.tiers.journal import Journals
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 from support.shards import append, create
 
 JSON = "application/json"
@@ -102,8 +103,8 @@ class Replica:
         self.publisher = Publisher(self.machine, self.hot, self.journals)
 
     def apply(self, record: AnyRecord, position: int) -> None:
-        self.machine.apply(record, position)
-        self.publisher.publish(record, position)
+        self.machine.apply(record, Position(position))
+        self.publisher.publish(record, Position(position))
 
     def fingerprint(self) -> object:
         machine, hot = self.machine, self.hot
@@ -118,7 +119,7 @@ class Replica:
                 for one in machine.subscriptions.by_id.values()
             },
             (hot.bytes, len(hot), hot.unflushed.positions, hot.unflushed.messages),
-            list(self.journals.notes_between(0, 1 << 62)),
+            list(self.journals.notes_between(Position(0), Position(1 << 62))),
         )
 
     def _of(self, stream: Stream) -> object:
@@ -159,13 +160,13 @@ class ApplyMachine(RuleBasedStateMachine):
 
     def create_stream(self, key: StreamKey, **fields: Any) -> None:
         records, _ = self.drain().checks.check_create(
-            create(key, **fields), self.now_ms, lambda source, at, sub: (at, [])
+            create(key, **fields), Milliseconds(self.now_ms), lambda source, at, sub: (at, [])
         )
         self.alone(*records)
 
     def some(self, key: StreamKey) -> Stream | None:
         try:
-            return self.drain().machine.namespace.get(key, self.now_ms)
+            return self.drain().machine.namespace.get(key, Milliseconds(self.now_ms))
         except MillstreamError:
             return None
 
@@ -209,18 +210,18 @@ class ApplyMachine(RuleBasedStateMachine):
         body = b"[" + b",".join([b'"m"'] * count) + b"]" if count else b""
         command = append(key, body, JSON, close=close, producer=claim, seq=seq)
         try:
-            stream = namespace.get(key, self.now_ms)
-            record, outcome = checks.check_append(stream, command, self.now_ms)
+            stream = namespace.get(key, Milliseconds(self.now_ms))
+            record, outcome = checks.check_append(stream, command, Milliseconds(self.now_ms))
         except MillstreamError:
             return
         if record is not None:
-            checks.accept(stream, record, outcome.tail, self.submit(record))
+            checks.accept(stream, record, outcome.tail, Position(self.submit(record)))
 
     @rule(key=keys)
     def delete(self, key: StreamKey) -> None:
         stream = self.some(key)
         if stream is not None:
-            self.alone(StreamDeleted(stream.incarnation, self.now_ms, key))
+            self.alone(StreamDeleted(stream.incarnation, Milliseconds(self.now_ms), key))
 
     @rule(key=keys, trims=st.booleans())
     def publish_snapshot(self, key: StreamKey, trims: bool) -> None:
@@ -228,40 +229,42 @@ class ApplyMachine(RuleBasedStateMachine):
         if stream is not None:
             self.numbers += 1
             ref = SnapshotRef(stream.tail, "text/plain", f"blob-{self.numbers}", 1, 2)
-            self.alone(SnapshotPublished(stream.incarnation, self.now_ms, ref, trims))
+            self.alone(SnapshotPublished(stream.incarnation, Milliseconds(self.now_ms), ref, trims))
 
     @rule(key=keys)
     def trim(self, key: StreamKey) -> None:
         stream = self.some(key)
         if stream is not None:
-            self.alone(StreamTrimmed(stream.incarnation, self.now_ms, stream.tail))
+            self.alone(StreamTrimmed(stream.incarnation, Milliseconds(self.now_ms), stream.tail))
 
-    @rule(seconds=st.integers(1, 10), incarnations=st.lists(st.integers(1, 100), max_size=5))
-    def time_passes(self, seconds: int, incarnations: list[int]) -> None:
+    @rule(seconds=st.integers(1, 10), incarnations=st.lists(st.integers(1, 100).map(Incarnation), max_size=5))
+    def time_passes(self, seconds: int, incarnations: list[Incarnation]) -> None:
         self.now_ms += seconds * 1000
-        self.submit(StreamsTouched(dict.fromkeys(incarnations, self.now_ms)))
+        self.submit(StreamsTouched(dict.fromkeys(incarnations, Milliseconds(self.now_ms))))
 
     @rule(name=st.sampled_from(["one", "two", "three"]), deletes=st.booleans())
     def change_bucket(self, name: str, deletes: bool) -> None:
         checks = self.drain().checks
         try:
             check = checks.check_delete_bucket if deletes else checks.check_create_bucket
-            self.alone(check(name, self.now_ms))
+            self.alone(check(name, Milliseconds(self.now_ms)))
         except MillstreamError:
             pass
 
     @rule(number=st.integers(1, 3), links=st.sampled_from([0, 1, 5_000]), deletes=st.booleans(), more=st.booleans())
     def change_subscription(self, number: int, links: int, deletes: bool, more: bool) -> None:
-        config = SubscriptionConfig("pull-wake", "**", [], None, "wakes/w", 1000, None)
-        linked = {f"chains/{one}": (["glob"], 0) for one in range(links)}
-        tails = dict.fromkeys(linked, 1)
+        config = SubscriptionConfig("pull-wake", "**", [], None, "wakes/w", Milliseconds(1000), None)
+        linked = {f"chains/{one}": (["glob"], Offset(0)) for one in range(links)}
+        tails = dict.fromkeys(linked, Offset(1))
         if deletes:
-            self.alone(SubscriptionDeleted(f"s{number}", self.now_ms))
+            self.alone(SubscriptionDeleted(f"s{number}", Milliseconds(self.now_ms)))
         elif more:
-            wake = Wake("w", self.now_ms, tails, "somebody")
-            self.alone(SubscriptionChanged(f"s{number}", self.now_ms, 2, wake, linked=linked, acked=tails))
+            wake = Wake("w", Milliseconds(self.now_ms), tails, "somebody")
+            self.alone(
+                SubscriptionChanged(f"s{number}", Milliseconds(self.now_ms), 2, wake, linked=linked, acked=tails)
+            )
         else:
-            self.alone(SubscriptionCreated(f"s{number}", self.now_ms, "http://h", config, linked))
+            self.alone(SubscriptionCreated(f"s{number}", Milliseconds(self.now_ms), "http://h", config, linked))
 
     # -- and again from the log's bytes ------------------------------------------------------------------------
 
@@ -273,7 +276,7 @@ class ApplyMachine(RuleBasedStateMachine):
         for start in range(0, len(self.encoded), batch_records):
             some = self.encoded[start : start + batch_records]
             first, position = position, position + sum(count for _, count in some)
-            batch = LogBatch(first, position, encode_batch([encoded for encoded, _ in some]))
+            batch = LogBatch(Position(first), Position(position), encode_batch([encoded for encoded, _ in some]))
             for found in records_in(batch):
                 assert found.record is not None
                 with little_stack():

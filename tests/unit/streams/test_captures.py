@@ -15,6 +15,7 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.namespace import Namespace
 from millstream.streams.records import Appended, SnapshotPublished, SnapshotRef, StreamCreated, StreamDeleted
 from millstream.streams.state import Stream
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 NOW = 1_800_000_000_000
 
@@ -43,25 +44,31 @@ class Bed:
 
     def apply(self, record: Any) -> int:
         position, self.position = self.position, self.position + 10
-        self.machine.apply(record, position)
+        self.machine.apply(record, Position(position))
         return position
 
     def create(self, name: str) -> int:
-        return self.apply(StreamCreated("b", name, NOW, "text/plain", [], False))
+        return self.apply(StreamCreated("b", name, Milliseconds(NOW), "text/plain", [], False))
 
     def stream(self, incarnation: int) -> Stream:
-        found = self.namespace.if_resident(incarnation)
+        found = self.namespace.if_resident(Incarnation(incarnation))
         assert found is not None
         return found
 
     def close(self, incarnation: int) -> None:
-        self.apply(Appended(incarnation, self.stream(incarnation).tail, NOW, [b"x"], close=True))
+        self.apply(
+            Appended(Incarnation(incarnation), self.stream(incarnation).tail, Milliseconds(NOW), [b"x"], close=True)
+        )
 
     def snapshot(self, incarnation: int, blob: str) -> None:
-        self.apply(SnapshotPublished(incarnation, NOW, SnapshotRef(0, "text/plain", blob, 1, 1), False))
+        self.apply(
+            SnapshotPublished(
+                Incarnation(incarnation), Milliseconds(NOW), SnapshotRef(Offset(0), "text/plain", blob, 1, 1), False
+            )
+        )
 
     def delete(self, incarnation: int) -> None:
-        self.apply(StreamDeleted(incarnation, NOW, self.stream(incarnation).key))
+        self.apply(StreamDeleted(Incarnation(incarnation), Milliseconds(NOW), self.stream(incarnation).key))
 
 
 def encoder(stream: Stream) -> bytes:
@@ -77,7 +84,7 @@ def test_a_stream_that_changes_after_the_capture_is_encoded_as_it_was() -> None:
     closed, grown, still = bed.create("closed"), bed.create("grown"), bed.create("still")
     capture = bed.namespace.begin_capture(encoder)
     bed.close(closed)
-    bed.apply(Appended(grown, 0, NOW, [b"more"]))
+    bed.apply(Appended(Incarnation(grown), Offset(0), Milliseconds(NOW), [b"more"]))
     assert sorted(capture.encoded) == sorted(f"{one}:0:False".encode() for one in (closed, grown))
     assert not capture.encode_some(10)
     assert sorted(capture.encoded) == sorted(f"{one}:0:False".encode() for one in (closed, grown, still))
@@ -100,9 +107,9 @@ def test_committed_changes_are_not_captured_again() -> None:
     bed.delete(gone)
     capture = bed.namespace.begin_capture()
     assert (set(capture.changed), set(capture.removed), capture.freed_blobs) == ({kept}, {gone}, ["blob"])
-    assert unsaved(bed.namespace) == {kept} and bed.namespace.is_removed(gone)
+    assert unsaved(bed.namespace) == {kept} and bed.namespace.is_removed(Incarnation(gone))
     bed.namespace.commit(capture)
-    assert unsaved(bed.namespace) == set() and not bed.namespace.is_removed(gone)
+    assert unsaved(bed.namespace) == set() and not bed.namespace.is_removed(Incarnation(gone))
     after = bed.namespace.begin_capture()
     assert (after.changed, after.removed, after.freed_blobs) == ({}, {}, [])
 
@@ -153,7 +160,7 @@ def replay(steps: list[tuple[str, int]], captures: list[Capture] | None) -> Bed:
             elif step == "produce":
                 claim = ProducerClaim(f"p{number % 3}", 0, number)
                 tail = bed.stream(incarnation).tail
-                bed.apply(Appended(incarnation, tail, NOW, [b"x"], False, None, claim))
+                bed.apply(Appended(Incarnation(incarnation), tail, Milliseconds(NOW), [b"x"], False, None, claim))
             elif step == "delete":
                 bed.delete(by_name.pop(name))
     return bed
@@ -167,8 +174,8 @@ def test_after_some_captures_are_committed_and_the_others_rolled_back_only_the_c
     bed = replay(steps, captures)
     whole = replay(steps, None)
     assert unsaved(bed.namespace) == set(whole.namespace.changed)
-    saved: dict[int, Stream] = {}
-    removed: dict[int, StreamKey] = {}
+    saved: dict[Incarnation, Stream] = {}
+    removed: dict[Incarnation, StreamKey] = {}
     freed: list[str] = []
     for capture in captures[:committed]:
         saved |= capture.changed

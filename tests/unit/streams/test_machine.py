@@ -17,6 +17,7 @@ from millstream.streams.machine import StateMachine
 from millstream.streams.namespace import Namespace
 from millstream.streams.records import span
 from millstream.streams.state import Stream
+from millstream.units import Milliseconds, Offset, Position
 from support.shards import append, create, key_of
 
 NOW = 1_800_000_000_000
@@ -38,7 +39,7 @@ class Nothing:
         return 0
 
 
-def boundary(source: Stream, offset: int, sub_offset: int) -> tuple[int, list[bytes]]:
+def boundary(source: Stream, offset: Offset, sub_offset: int) -> tuple[Offset, list[bytes]]:
     return offset + sub_offset, []
 
 
@@ -55,18 +56,18 @@ class Bed:
         return found
 
     def apply(self, record: Any) -> None:
-        self.machine.apply(record, self.position)
+        self.machine.apply(record, Position(self.position))
         self.position += span(record)
 
     def create(self, path: str, now_ms: int = NOW, **fields: Any) -> Any:
-        records, existing = self.checks.check_create(create(path, **fields), now_ms, boundary)
+        records, existing = self.checks.check_create(create(path, **fields), Milliseconds(now_ms), boundary)
         for record in records:
             self.apply(record)
         return existing or self.namespace.find(key_of(path))
 
     def append(self, path: str, body: bytes = b"", now_ms: int = NOW, **fields: Any) -> Any:
-        stream = self.namespace.get(key_of(path), now_ms)
-        record, outcome = self.checks.check_append(stream, append(path, body, **fields), now_ms)
+        stream = self.namespace.get(key_of(path), Milliseconds(now_ms))
+        record, outcome = self.checks.check_append(stream, append(path, body, **fields), Milliseconds(now_ms))
         if record is not None:
             self.apply(record)
         return outcome
@@ -226,7 +227,7 @@ def test_a_fork_keeps_neither_closure_nor_producers_nor_sequence(bed: Bed) -> No
     bed.append("source", close=True)
     fork = bed.create("fork", fork=ForkRequest(key_of("source")))
     assert (fork.closed, fork.seq) == (False, None)
-    assert bed.namespace.producer(fork, "p", NOW) is None
+    assert bed.namespace.producer(fork, "p", Milliseconds(NOW)) is None
     assert bed.append("fork", b"b", producer=ProducerClaim("p", 0, 0), seq="1").tail == 2
 
 
@@ -234,9 +235,9 @@ def test_an_expired_stream_gives_up_its_name_in_a_record_of_its_own(bed: Bed) ->
     old = bed.create("s", content_type="text/plain", body=b"x", expiry=Expiry(ttl_seconds=5))
     later = NOW + 5_000
     with pytest.raises(NotFound) as caught:
-        bed.namespace.get(key_of("s"), later)
+        bed.namespace.get(key_of("s"), Milliseconds(later))
     assert caught.value.code == "stream_expired"
-    records, existing = bed.checks.check_create(create("s"), later, boundary)
+    records, existing = bed.checks.check_create(create("s"), Milliseconds(later), boundary)
     assert existing is None
     assert [type(record).__name__ for record in records] == ["StreamDeleted", "StreamCreated"]
     new = bed.create("s", now_ms=later)
@@ -249,8 +250,8 @@ def test_replaying_the_same_records_gives_the_same_state(bed: Bed, monkeypatch: 
     original = bed.machine.apply
 
     def both(record: Any, position: int) -> Any:
-        replayed.machine.apply(record, position)
-        return original(record, position)
+        replayed.machine.apply(record, Position(position))
+        return original(record, Position(position))
 
     monkeypatch.setattr(bed.machine, "apply", both)
     bed.create("s", content_type="text/plain", body=b"x")

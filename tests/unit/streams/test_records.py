@@ -31,6 +31,7 @@ from millstream.streams.records import (
     encode_record,
     span,
 )
+from millstream.units import Incarnation, Milliseconds, Offset
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 number = st.integers(0, 2**62)
@@ -139,8 +140,8 @@ def test_a_record_takes_one_position_one_for_each_message_and_one_for_closing(ba
 def test_a_record_from_an_older_version_gets_the_defaults_of_newer_fields() -> None:
     older = msgspec.msgpack.encode([[4, 7, 0, 99, [b"x"]], [3, "b", "s", 5, "text/plain", []]])
     appended, created = decode_batch(older)
-    assert appended == Appended(7, 0, 99, [b"x"])
-    assert created == StreamCreated("b", "s", 5, "text/plain", [])
+    assert appended == Appended(Incarnation(7), Offset(0), Milliseconds(99), [b"x"])
+    assert created == StreamCreated("b", "s", Milliseconds(5), "text/plain", [])
 
 
 def test_a_record_of_an_unknown_kind_is_corrupt_and_says_what_to_do() -> None:

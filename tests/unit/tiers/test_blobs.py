@@ -17,6 +17,7 @@ from millstream.protocol.keys import StreamKey
 from millstream.streams.records import SnapshotRef
 from millstream.tiers.blobs import Blobs, blob_name
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
+from millstream.units import Offset
 
 SECONDS = 20.0
 
@@ -40,7 +41,7 @@ async def stored(blobs: Blobs, name: str, *chunks: bytes) -> None:
 
 async def content(blobs: Blobs, name: str) -> bytes:
     data = await blobs._objects.get(f"snapshots/{name}")
-    snapshot = SnapshotRef(0, "text/plain", name, len(data), zlib.crc32(data))
+    snapshot = SnapshotRef(Offset(0), "text/plain", name, len(data), zlib.crc32(data))
     return b"".join([piece async for piece in await blobs.open(snapshot)])
 
 
@@ -169,7 +170,7 @@ keys = st.builds(StreamKey, st.text(min_size=1, max_size=60), st.text(min_size=1
 
 @given(keys, st.integers(0, 10**16 - 1), st.binary(min_size=8, max_size=8))
 def test_name_of_a_blob_is_a_plain_file_name_of_bounded_length(key: StreamKey, offset: int, random: bytes) -> None:
-    name = blob_name(key, offset, random)
+    name = blob_name(key, Offset(offset), random)
     assert "/" not in name and "\0" not in name and name not in (".", "..")
     assert name.isascii() and len(name) <= 255
     assert name.endswith(f"-{offset:016d}-{random.hex()}")
@@ -177,4 +178,4 @@ def test_name_of_a_blob_is_a_plain_file_name_of_bounded_length(key: StreamKey, o
 
 @given(keys, st.binary(min_size=8, max_size=8), st.binary(min_size=8, max_size=8))
 def test_names_differ_as_their_chance_differs(key: StreamKey, one: bytes, other: bytes) -> None:
-    assert (blob_name(key, 5, one) == blob_name(key, 5, other)) == (one == other)
+    assert (blob_name(key, Offset(5), one) == blob_name(key, Offset(5), other)) == (one == other)

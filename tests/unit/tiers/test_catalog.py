@@ -40,6 +40,7 @@ from millstream.tiers.stream_rows import (
     encode_stream,
     pack_stream,
 )
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 number = st.integers(0, 2**62)
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12)
@@ -55,9 +56,11 @@ expiries = st.one_of(
 def streams(draw: st.DrawFn) -> Stream:
     fork = draw(st.none() | st.builds(ForkPoint, number, number, number, number))
     content_type = draw(st.sampled_from([*COMMON_TYPES, "application/json; x", "a/b"]))
-    stream = Stream.created(draw(number), draw(keys), content_type, draw(number), draw(expiries), fork)
-    stream.last_write_at_ms, stream.last_access_ms = draw(number), draw(number)
-    stream.tail = draw(number)
+    stream = Stream.created(
+        Incarnation(draw(number)), draw(keys), content_type, Milliseconds(draw(number)), draw(expiries), fork
+    )
+    stream.last_write_at_ms, stream.last_access_ms = Milliseconds(draw(number)), Milliseconds(draw(number))
+    stream.tail = Offset(draw(number))
     stream.closed = draw(st.booleans())
     if draw(st.booleans()):  # of most there is nothing more to say
         return stream
@@ -86,8 +89,14 @@ def test_a_stream_survives_the_round_trip(stream: Stream) -> None:
 
 
 def test_a_stream_of_which_there_is_little_to_say_takes_few_bytes() -> None:
-    one = Stream.created(1_000_000, StreamKey("b", "s"), "application/json", 1_790_000_000_000)
-    one.tail, one.last_write_at_ms, one.last_access_ms = 4096, 1_790_500_000_000, 1_790_500_000_000
+    one = Stream.created(
+        Incarnation(1_000_000), StreamKey("b", "s"), "application/json", Milliseconds(1_790_000_000_000)
+    )
+    one.tail, one.last_write_at_ms, one.last_access_ms = (
+        Offset(4096),
+        Milliseconds(1_790_500_000_000),
+        Milliseconds(1_790_500_000_000),
+    )
     assert len(encode_stream(one).row) <= 20
 
 
@@ -130,7 +139,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def stream(incarnation: int, bucket: str, name: str, **values: object) -> Stream:
-    made = Stream.created(incarnation, StreamKey(bucket, name), "text/plain", 1)
+    made = Stream.created(Incarnation(incarnation), StreamKey(bucket, name), "text/plain", Milliseconds(1))
     for field, value in values.items():
         setattr(made, field, value)
     return made
@@ -143,7 +152,7 @@ def checkpoint(position: int, *saved: Stream, removed: tuple[Stream, ...] = ()) 
         if name not in ("position", "streams", "removed")
     }
     return Checkpoint(
-        position=position,
+        position=Position(position),
         streams=encode_manifest_streams([encode_stream(one) for one in saved]),
         removed=[(one.incarnation.to_bytes(8, "big"), encode_key(one.key)) for one in removed],
         **empty,
@@ -153,12 +162,12 @@ def checkpoint(position: int, *saved: Stream, removed: tuple[Stream, ...] = ()) 
 def test_a_saved_stream_is_found_by_name_and_by_incarnation(catalog: Catalog) -> None:
     saved = stream(7, "logs", "a", tail=5)
     catalog.write(checkpoint(20, saved))
-    by_name, by_incarnation = catalog.load_key(saved.key), catalog.load_incarnation(7)
+    by_name, by_incarnation = catalog.load_key(saved.key), catalog.load_incarnation(Incarnation(7))
     assert by_name is not None
     assert by_incarnation is not None
     assert fields(by_name) == fields(by_incarnation) == fields(saved)
     assert catalog.load_key(StreamKey("logs", "b")) is None
-    assert catalog.load_incarnation(8) is None
+    assert catalog.load_incarnation(Incarnation(8)) is None
     assert catalog.position == 20
 
 
@@ -185,7 +194,7 @@ class WrittenMeanwhile:
 def test_a_lookup_that_begins_just_before_a_checkpoint_does_not_show_the_past_from_then_on(catalog: Catalog) -> None:
     saved = stream(7, "logs", "a", tail=5)
     catalog.write(checkpoint(20, saved))
-    saved.tail = 9
+    saved.tail = Offset(9)
     later = checkpoint(30, saved)
     environment: Any = WrittenMeanwhile(catalog._environment, lambda: catalog.write(later))
     catalog._environment = environment
@@ -199,8 +208,8 @@ def test_a_removed_stream_is_gone_and_its_successor_stays(catalog: Catalog) -> N
     old, new = stream(7, "logs", "a"), stream(9, "logs", "a", tail=3)
     catalog.write(checkpoint(8, old))
     catalog.write(checkpoint(10, new, removed=(old,)))
-    assert catalog.load_incarnation(7) is None
-    found = catalog.load_incarnation(9)
+    assert catalog.load_incarnation(Incarnation(7)) is None
+    found = catalog.load_incarnation(Incarnation(9))
     assert found is not None
     assert found.tail == 3
     catalog.write(checkpoint(11, removed=(new,)))
@@ -214,7 +223,7 @@ def test_what_was_written_is_there_after_reopening_with_its_position(tmp_path: P
     first.close()
     second = Catalog(tmp_path)
     assert second.position == 42
-    assert second.load_incarnation(7) is not None
+    assert second.load_incarnation(Incarnation(7)) is not None
     second.close()
 
 
@@ -222,7 +231,7 @@ def test_a_checkpoint_that_fails_leaves_everything_as_it_was(catalog: Catalog) -
     catalog.write(checkpoint(8, stream(7, "logs", "a", tail=1)))
     with pytest.raises(Exception, match="MDB_BAD_VALSIZE"):
         catalog.write(checkpoint(20, stream(7, "logs", "a", tail=2), stream(9, "logs", "x" * 2000)))
-    found = catalog.load_incarnation(7)
+    found = catalog.load_incarnation(Incarnation(7))
     assert found is not None
     assert (found.tail, catalog.position) == (1, 8)
 
@@ -246,7 +255,7 @@ def test_a_scan_is_in_order_within_its_prefix_and_behind_its_start(catalog: Cata
 
 def test_only_streams_with_a_deadline_are_listed_as_expiring(catalog: Catalog) -> None:
     window = stream(1, "logs", "window", expiry=Expiry(ttl_seconds=60), last_access_ms=1_000)
-    fixed = stream(2, "logs", "fixed", expiry=Expiry(None, "x", 5_000))
+    fixed = stream(2, "logs", "fixed", expiry=Expiry(None, "x", Milliseconds(5_000)))
     catalog.write(checkpoint(9, window, fixed, stream(3, "logs", "ever")))
     assert sorted(catalog.expiring()) == [(1, 61_000), (2, 5_000)]
     catalog.write(checkpoint(10, removed=(fixed,)))
@@ -258,7 +267,20 @@ def test_only_streams_with_a_deadline_are_listed_as_expiring(catalog: Catalog) -
 
 def segment_ref(number: int, extents: list[Extent]) -> SegmentRef:
     size = sum(one.offset_end - one.offset_start for one in extents)
-    return SegmentRef(f"segment-{number}", "logs", 1, 0, len(extents), size, number, number, 0, 0, 0, 0)
+    return SegmentRef(
+        f"segment-{number}",
+        "logs",
+        1,
+        0,
+        len(extents),
+        size,
+        Position(number),
+        Position(number),
+        Milliseconds(0),
+        Milliseconds(0),
+        0,
+        0,
+    )
 
 
 class Model:
@@ -287,7 +309,7 @@ class Model:
             sealed.append(SealedSegment(segment_ref(number, list(some)), encode_extents(list(some))))
             for one in some:
                 self.extents[one.incarnation].append((one.offset_start, one.offset_end, number))
-        return SealedFlush(self.position, self.position - 10, "", sealed)
+        return SealedFlush(Position(self.position), Position(self.position - 10), "", sealed)
 
     def drop(self, incarnation: int, before: int) -> None:
         for start, end, number in self.extents[incarnation]:
@@ -298,7 +320,7 @@ class Model:
     def trim(self, name: str, share: float) -> None:
         owner = self.streams[name]
         bounds = [0, *(end for _, end, _ in self.extents[owner.incarnation])]
-        owner.earliest = max(owner.earliest, bounds[int(share * (len(bounds) - 1))])
+        owner.earliest = Offset(max(owner.earliest, bounds[int(share * (len(bounds) - 1))]))
         self.drop(owner.incarnation, owner.earliest)
 
     def replace(self, name: str) -> Stream:
@@ -313,7 +335,7 @@ class Model:
     def save(self, catalog: Catalog, *flushes: SealedFlush, removed: tuple[Stream, ...] = ()) -> None:
         trimmed = [(one.incarnation, one.earliest) for one in self.streams.values() if one.earliest]
         saved = checkpoint(self.position, *self.streams.values(), removed=removed)
-        catalog.write(saved._replace(flushes=list(flushes), trimmed=trimmed, now_ms=NOW_MS))
+        catalog.write(saved._replace(flushes=list(flushes), trimmed=trimmed, now_ms=Milliseconds(NOW_MS)))
 
     def check(self, catalog: Catalog) -> None:
         for owner in self.streams.values():
@@ -322,17 +344,19 @@ class Model:
             assert fields(loaded) == fields(owner)
             for offset in range(owner.tail + 1):
                 expected = next((one for one in self.extents[owner.incarnation] if one[1] > offset), None)
-                found = catalog.extent_at(owner.incarnation, offset)
+                found = catalog.extent_at(owner.incarnation, Offset(offset))
                 assert (found and (found.offset_start, found.row.offset_end, found.row.segment)) == expected
             for start, end, number in self.extents[owner.incarnation]:
-                exact = catalog.extent_of(owner.incarnation, start)
+                exact = catalog.extent_of(owner.incarnation, Offset(start))
                 assert exact is not None
                 assert (exact.offset_end, exact.segment) == (end, number)
         for owner in self.gone:
             assert catalog.load_incarnation(owner.incarnation) is None
-            assert catalog.extent_at(owner.incarnation, 0) is None
+            assert catalog.extent_at(owner.incarnation, Offset(0)) is None
         assert {number: row.live_bytes for number, row in catalog.segments()} == self.segments
-        assert set(catalog.dead_segments(NOW_MS)) == {number for number, live in self.segments.items() if not live}
+        assert set(catalog.dead_segments(Milliseconds(NOW_MS))) == {
+            number for number, live in self.segments.items() if not live
+        }
 
 
 NOW_MS = 5
@@ -381,13 +405,13 @@ def test_a_compaction_stands_for_what_rows_and_the_table_hold(catalog: Catalog) 
     for _ in range(OWN_EXTENTS_MAX + 3):
         model.save(catalog, model.flush({"a": [2], "b": [1]}))
     ends = {name: model.streams[name].tail for name in "ab"}
-    extents = [Extent(name, number, 0, ends[name], 0, 0, 1) for number, name in enumerate("ab", 1)]
+    extents = [Extent(name, Incarnation(number), Offset(0), ends[name], 0, 0, 1) for number, name in enumerate("ab", 1)]
     whole = SealedReplacement(
         [f"segment-{number}" for number in model.segments],
         [SealedSegment(segment_ref(99, extents), encode_extents(extents))],
     )
     model.position += 1
-    catalog.write(checkpoint(model.position)._replace(replacements=[whole], now_ms=NOW_MS))
+    catalog.write(checkpoint(model.position)._replace(replacements=[whole], now_ms=Milliseconds(NOW_MS)))
     number = len(model.segments) + 1
     model.segments = dict.fromkeys(model.segments, 0) | {number: sum(ends.values())}
     model.extents |= {incarnation: [(0, ends[name], number)] for incarnation, name in enumerate("ab", 1)}
@@ -399,12 +423,12 @@ def test_a_compaction_stands_for_what_rows_and_the_table_hold(catalog: Catalog) 
 def test_what_footers_list_of_streams_that_are_gone_or_trimmed_is_dropped(catalog: Catalog) -> None:
     model = Model()
     flush = model.flush({"a": [1, 1], "b": [1]})
-    model.streams["a"].earliest = 1
+    model.streams["a"].earliest = Offset(1)
     kept = [model.streams["a"], model.streams["c"]]
     catalog.write(checkpoint(model.position, *kept)._replace(flushes=[flush]))
-    catalog.drop_dead_extents(NOW_MS)
-    assert catalog.extent_at(2, 0) is None
-    found = catalog.extent_at(1, 0)
+    catalog.drop_dead_extents(Milliseconds(NOW_MS))
+    assert catalog.extent_at(Incarnation(2), Offset(0)) is None
+    found = catalog.extent_at(Incarnation(1), Offset(0))
     assert found is not None
     assert found.offset_start == 1
     assert [row.live_bytes for _, row in catalog.segments()] == [1, 0]

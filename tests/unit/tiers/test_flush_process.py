@@ -19,6 +19,7 @@ from millstream.tiers.flush_jobs import FlushInput, FlushJobs, LocalJobs, Rows
 from millstream.tiers.flush_process import FlushProcess, Priority, encode
 from millstream.tiers.segment_encoder import EncodedSegment
 from millstream.tiers.stream_rows import encode_captured
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 from support.segments import Run, run_of, streams_of, unflushed_of
 
 RUNS = [
@@ -30,14 +31,14 @@ RUNS = [
 
 def flush_input() -> FlushInput:
     streams = streams_of(RUNS)
-    streams[3].earliest = 1
+    streams[3].earliest = Offset(1)
     streams[4].seq = "9"
     captured = [encode_captured(stream) for stream in streams]
-    return FlushInput(3, 1, 1 << 40, captured, [], unflushed_of([run for _, run in RUNS]))
+    return FlushInput(3, Position(1), Position(1 << 40), captured, [], unflushed_of([run for _, run in RUNS]))
 
 
 def checkpoint(position: int, rows: Rows) -> Checkpoint:
-    return Checkpoint(position, rows.streams, [], [], {}, rows.trimmed, [], 7)
+    return Checkpoint(Position(position), rows.streams, [], [], {}, rows.trimmed, [], Milliseconds(7))
 
 
 def done_by(jobs: FlushJobs) -> tuple[Rows, list[EncodedSegment]]:
@@ -79,14 +80,16 @@ def test_streams_that_only_grew_are_told_of_by_their_messages(catalog: Catalog, 
     runs = [run for _, run in grown]
 
     def done(jobs: FlushJobs, *more: Run) -> tuple[Rows, list[EncodedSegment]]:
-        rows, segments = jobs.begin(FlushInput(0, 500, 1000, [], [6], unflushed_of([*runs, *more])))
+        rows, segments = jobs.begin(
+            FlushInput(0, Position(500), Position(1000), [], [Incarnation(6)], unflushed_of([*runs, *more]))
+        )
         return rows, [one._replace(data=memoryview(bytes(one.data))) for one in segments]
 
     here, there = done(LocalJobs(catalog), gone), done(process, gone)
     assert there == here
     assert [one.info.rows for one in here[1]] == [2, 1]
     catalog.write(checkpoint(1000, here[0]))
-    saved = catalog.load_incarnation(5), catalog.load_incarnation(77)
+    saved = catalog.load_incarnation(Incarnation(5)), catalog.load_incarnation(Incarnation(77))
     assert [(one.tail, one.last_write_at_ms, one.last_access_ms) for one in saved if one is not None] == [
         (7, runs[0].times[-1], runs[0].times[-1]),
         (10, runs[1].times[-1], runs[1].times[-1]),
@@ -101,10 +104,10 @@ def test_streams_that_only_grew_are_told_of_by_their_messages(catalog: Catalog, 
 
 def test_a_checkpoint_is_in_the_catalog_and_the_owner_sees_it(catalog: Catalog, process: FlushProcess) -> None:
     rows, _ = done_by(LocalJobs(catalog))
-    assert catalog.load_incarnation(77) is None
+    assert catalog.load_incarnation(Incarnation(77)) is None
     process.write(checkpoint(500, rows))
     assert catalog.position == 500
-    found = catalog.load_incarnation(77)
+    found = catalog.load_incarnation(Incarnation(77))
     assert found is not None
     assert found.key.stream == "large"
 
@@ -208,7 +211,7 @@ def test_a_checkpoint_upon_another_position_than_the_stored_one_is_refused(
     process._send(b"write", encode(1), encode_checkpoint(checkpoint(600, rows)))
     with pytest.raises(Unavailable, match="written by another process"):
         process._receive()
-    catalog.position = 1
+    catalog.position = Position(1)
     with pytest.raises(Conflict):
         catalog.write(checkpoint(600, rows))
     catalog.refresh()

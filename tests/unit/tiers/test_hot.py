@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from millstream.protocol.keys import StreamKey
 from millstream.streams.state import Stream
 from millstream.tiers.hot import UNFLUSHED_OVERHEAD_BYTES, HotTier
+from millstream.units import Incarnation, Milliseconds, Offset, Position
 
 appends = st.lists(st.lists(st.binary(min_size=1, max_size=6), min_size=1, max_size=4), max_size=6)
 
 
 def stream_of(incarnation: int) -> Stream:
-    return Stream.created(incarnation, StreamKey("b", str(incarnation)), "text/plain", 5)
+    return Stream.created(Incarnation(incarnation), StreamKey("b", str(incarnation)), "text/plain", Milliseconds(5))
 
 
 def filled(start: int, batches: list[list[bytes]]) -> tuple[HotTier, Stream, list[bytes], list[int]]:
@@ -23,7 +24,7 @@ def filled(start: int, batches: list[list[bytes]]) -> tuple[HotTier, Stream, lis
     hot, stream, offset, position = HotTier(), stream_of(7), start, 100
     boundaries = [start]
     for batch in batches:
-        hot.publish(stream, offset, position, 5, batch)
+        hot.publish(stream, Offset(offset), Position(position), Milliseconds(5), batch)
         for message in batch:
             offset += len(message)
             boundaries.append(offset)
@@ -41,7 +42,7 @@ def test_a_read_returns_the_whole_messages_that_end_beyond_the_offset(
     bytes_max = data.draw(st.integers(1, 30))
     tail = hot.tail(stream)
     assert tail is not None
-    run = tail.read(offset, limit, bytes_max)
+    run = tail.read(Offset(offset), Offset(limit), bytes_max)
     first = next((index for index, end in enumerate(boundaries[1:]) if end > offset), len(messages))
     expected: list[bytes] = []
     for message, end in zip(messages[first:], boundaries[first + 1 :], strict=True):
@@ -58,7 +59,7 @@ def test_exactly_the_ends_of_messages_are_boundaries(start: int, batches: list[l
     hot, stream, _, boundaries = filled(start, batches)
     tail = hot.tail(stream)
     assert tail is not None
-    assert [offset for offset in range(boundaries[-1] + 5) if tail.is_boundary(offset)] == boundaries
+    assert [offset for offset in range(boundaries[-1] + 5) if tail.is_boundary(Offset(offset))] == boundaries
 
 
 @given(st.integers(0, 50), appends.filter(bool))
@@ -68,9 +69,9 @@ def test_the_rest_of_an_append_is_found_from_any_boundary_within_it(start: int, 
     assert tail is not None
     for batch in batches:
         for index, message in enumerate(batch):
-            assert tail.append_at(offset) == batch[index:]
+            assert tail.append_at(Offset(offset)) == batch[index:]
             offset += len(message)
-    assert tail.append_at(offset) == []
+    assert tail.append_at(Offset(offset)) == []
 
 
 @given(appends, appends, st.booleans(), st.booleans())
@@ -83,12 +84,12 @@ def test_letting_go_gives_back_what_publishing_took(
     assert before >= sum(len(message) for batch in one for message in batch)
     offset = 0
     for number, batch in enumerate(other):
-        hot.publish(second, offset, number * 10, 5, batch)
+        hot.publish(second, Offset(offset), Position(number * 10), Milliseconds(5), batch)
         offset += sum(map(len, batch))
     if looked_at:
         hot.tail(second)
     if released:
-        hot.release([second], len(other) * 10)
+        hot.release([second], Position(len(other) * 10))
     else:
         hot.drop(second)
     assert second.hot is None
@@ -96,7 +97,7 @@ def test_letting_go_gives_back_what_publishing_took(
     assert hot.bytes == before + UNFLUSHED_OVERHEAD_BYTES * sum(map(len, other))
     hot.drop(second)
     hot.drop(first)
-    hot.commit(hot.begin_capture(), 1 << 62)
+    hot.commit(hot.begin_capture(), Position(1 << 62))
     assert hot.bytes == 0
 
 
@@ -110,7 +111,9 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
     for number, (incarnation, batch) in enumerate([(1, batch) for batch in one] + [(2, batch) for batch in other]):
         if number == captured_after:
             captured = hot.begin_capture()
-        hot.publish(streams[incarnation], offsets[incarnation], position, 5 + number, batch)
+        hot.publish(
+            streams[incarnation], Offset(offsets[incarnation]), Position(position), Milliseconds(5 + number), batch
+        )
         for index, message in enumerate(batch, 1):
             start = offsets[incarnation]
             offsets[incarnation] += len(message)
@@ -134,7 +137,7 @@ def test_what_is_not_cold_yet_is_there_in_the_order_of_the_log(
     assert columns.bytes == hot.backlog_bytes == sum(offsets.values())
     captured = hot.begin_capture()
     cut = expected[cold][3] if cold < len(expected) else position
-    rest = hot.commit(captured, cut)
+    rest = hot.commit(captured, Position(cut))
     assert list(rest.messages) == [row[-1] for row in expected if row[3] >= cut]
     assert hot.backlog_bytes == rest.bytes == sum(map(len, rest.messages))
     hot.roll_back(rest)
@@ -151,7 +154,7 @@ def test_what_a_message_costs_is_what_is_counted() -> None:
         try:
             before, _ = tracemalloc.get_traced_memory()
             messages = [bytes(bytearray(body)) for body in bodies]
-            tier.publish(stream, 0, 1, 0, messages)
+            tier.publish(stream, Offset(0), Position(1), Milliseconds(0), messages)
             del messages
             after, _ = tracemalloc.get_traced_memory()
         finally:

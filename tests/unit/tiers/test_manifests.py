@@ -28,6 +28,7 @@ from millstream.tiers.manifests import (
     read_head,
     read_manifest,
 )
+from millstream.units import Milliseconds, Position
 
 NUMBERS = st.integers(0, 2**60)
 TEXTS = st.text(max_size=20)
@@ -126,7 +127,7 @@ def test_a_flipped_bit_in_notes_is_always_refused(notes: list[FeedNote], data: s
 
 
 def test_a_manifest_of_a_later_format_is_refused_by_its_number() -> None:
-    manifest = Manifest(99, 0, 1, 2, 0, 1, 1, [], [], [], [], [], {})
+    manifest = Manifest(99, 0, Position(1), Position(2), Milliseconds(0), 1, 1, [], [], [], [], [], {})
     with pytest.raises(OtherFormat, match="99"):
         read_manifest(encode_manifest(manifest), "p")[0]
 
@@ -140,13 +141,16 @@ def test_a_manifest_of_another_format_is_not_taken_for_damaged_whatever_follows_
 
 
 def step(first: int, through: int, name: str = "") -> ManifestHead:
-    return ManifestHead(name or f"{first}-{through}", first, through, 1, 1)
+    return ManifestHead(name or f"{first}-{through}", Position(first), Position(through), 1, 1)
 
 
 def full(through: int, parts: int = 1) -> list[ManifestHead]:
     """As a flusher writes them: it knows how many parts there are only when it is at the last."""
     numbers = range(1, parts + 1)
-    return [ManifestHead(f"full-{through}.{n}", 0, through, n, parts if n == parts else 0) for n in numbers]
+    return [
+        ManifestHead(f"full-{through}.{n}", Position(0), Position(through), n, parts if n == parts else 0)
+        for n in numbers
+    ]
 
 
 def chain(*heads: ManifestHead) -> list[str]:
@@ -206,7 +210,9 @@ def test_a_full_manifest_that_lacks_a_part_is_left_out_for_the_steps() -> None:
 
 
 def linked(first: int, through: int, name: str, previous: str = "", epoch: int = 1) -> ManifestHead:
-    return ManifestHead(name, first, through, 1, 1, 0, epoch, name.encode(), previous.encode())
+    return ManifestHead(
+        name, Position(first), Position(through), 1, 1, Milliseconds(0), epoch, name.encode(), previous.encode()
+    )
 
 
 def names_of(heads: list[ManifestHead]) -> list[str]:
@@ -252,7 +258,7 @@ def test_the_later_owner_is_right_however_far_the_earlier_one_went_on() -> None:
 
 
 def test_a_full_manifest_goes_on_where_the_one_that_it_repeats_did() -> None:
-    whole = ManifestHead("full", 0, 12, 1, 1, 0, 1, b"full", b"c")
+    whole = ManifestHead("full", Position(0), Position(12), 1, 1, Milliseconds(0), 1, b"full", b"c")
     assert find_chain([whole, D]).heads == [whole, D]
     assert find_chain([A, B, C, whole, D]) == ([whole, D], [], [A, B, C])
     stranger = linked(12, 20, "stranger", "not c")
@@ -260,7 +266,10 @@ def test_a_full_manifest_goes_on_where_the_one_that_it_repeats_did() -> None:
 
 
 def test_a_full_manifest_that_lacks_a_part_and_its_predecessors_is_a_hole() -> None:
-    parts = [ManifestHead(f"full-{n}", 0, 12, n, 3 if n == 3 else 0, 0, 1, b"", b"c") for n in (1, 3)]
+    parts = [
+        ManifestHead(f"full-{n}", Position(0), Position(12), n, 3 if n == 3 else 0, Milliseconds(0), 1, b"", b"c")
+        for n in (1, 3)
+    ]
     found = find_chain([*parts, D])
     assert found.heads == []
     assert names_of(found.beyond) == ["full-1", "full-3", "d"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from millstream.errors import Corrupt
 from millstream.tiers.objects import ObjectStoreSettings, open_objects
 from millstream.tiers.owners import Owner, decode_owner, encode_owner, owner_path, presumed_owner
+from millstream.units import Milliseconds
 from support.fake_time import FakeClock, run
 
 NUMBERS = st.integers(0, 2**62)
@@ -53,7 +54,7 @@ def test_of_a_damaged_owner_the_epoch_is_known_and_the_store_from_those_before_i
     async def main() -> None:
         objects = open_objects(ObjectStoreSettings("fs", tmp_path, {}))
         for epoch in readable:
-            owner = Owner("store", epoch, 0, f"claim {epoch}", "somebody", 1)
+            owner = Owner("store", epoch, 0, f"claim {epoch}", "somebody", Milliseconds(1))
             await objects.put(owner_path(0, epoch), encode_owner(owner))
         await objects.put(owner_path(0, 5), b"damaged")
         found = await presumed_owner(objects, 0)

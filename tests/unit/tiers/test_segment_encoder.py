@@ -10,6 +10,7 @@ import pytest
 from millstream.tiers import segment_encoder
 from millstream.tiers.segment_encoder import DAY_MS, EncodedSegment, Owners, encode_segments
 from millstream.tiers.segments import decode_extents
+from millstream.units import Incarnation, Offset, Position
 from support.segments import Run, run_of, streams_of, unflushed_of
 
 FOREVER = 1 << 62
@@ -19,14 +20,16 @@ def flush(
     runs: list[tuple[str, Run]],
     *,
     deleted: tuple[int, ...] = (),
-    trimmed: dict[int, int] | None = None,
+    trimmed: dict[Incarnation, Offset] | None = None,
     first_position: int = 1,
     position: int = FOREVER,
 ) -> list[EncodedSegment]:
     """The segments that a flush of these runs makes; each comes with its bucket."""
     streams = streams_of([(bucket, run) for bucket, run in runs if run.incarnation not in deleted])
     owners = Owners(streams, list((trimmed or {}).items()))
-    return list(encode_segments(unflushed_of([run for _, run in runs]), first_position, position, owners, 0))
+    return list(
+        encode_segments(unflushed_of([run for _, run in runs]), Position(first_position), Position(position), owners, 0)
+    )
 
 
 def rows(encoded: EncodedSegment) -> list[tuple[str, int, bytes]]:
@@ -83,9 +86,9 @@ def test_what_was_deleted_trimmed_or_flushed_before_is_left_out() -> None:
     trimmed = run_of("trimmed", 2, 0, [b"aa", b"bb", b"cc"], 20)
     older = run_of("older", 3, 0, [b"m", b"n", b"o"], 8)
     runs = [("bucket", run) for run in (gone, trimmed, older)]
-    (made,) = flush(runs, deleted=(1,), trimmed={2: 4}, first_position=9, position=22)
+    (made,) = flush(runs, deleted=(1,), trimmed={Incarnation(2): Offset(4)}, first_position=9, position=22)
     assert rows(made) == [("older", 2, b"n"), ("older", 3, b"o")]
-    (made,) = flush(runs, deleted=(1,), trimmed={2: 4}, first_position=11)
+    (made,) = flush(runs, deleted=(1,), trimmed={Incarnation(2): Offset(4)}, first_position=11)
     assert rows(made) == [("trimmed", 6, b"cc")]
 
 

@@ -35,6 +35,7 @@ from millstream.tiers.segments import (
     footer_bytes,
     row_group_range,
 )
+from millstream.units import Milliseconds, Position
 from support.segments import START_MS, Run, encode_segment, run_of
 
 BUCKET = "a bucket é%"
@@ -118,10 +119,10 @@ def test_any_runs_survive_the_round_trip_through_a_segment(runs: list[Run]) -> N
         FORMAT,
         3,
         BUCKET,
-        min(run.positions[0] for run in runs),
-        max(run.positions[-1] for run in runs),
-        min(run.times[0] for run in runs),
-        max(run.times[-1] for run in runs),
+        Position(min(run.positions[0] for run in runs)),
+        Position(max(run.positions[-1] for run in runs)),
+        Milliseconds(min(run.times[0] for run in runs)),
+        Milliseconds(max(run.times[-1] for run in runs)),
         sum(len(run.messages) for run in runs),
         sum(map(len, (message for run in runs for message in run.messages))),
     )

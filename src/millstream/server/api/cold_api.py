@@ -22,6 +22,7 @@ from millstream.server.http.messages import Answer, Request, Response, parse_que
 from millstream.shard.shard import Shard
 from millstream.streams.records import SegmentRef
 from millstream.tiers.objects import ObjectStoreSettings
+from millstream.units import Incarnation, Position
 
 INCARNATIONS_MAX: Final = 100_000
 POSITION_MAX: Final = 2**63 - 1
@@ -30,7 +31,7 @@ SECRET_OPTIONS: Final = ("access_key_id", "secret_access_key", "session_token", 
 
 
 class _Question(msgspec.Struct, forbid_unknown_fields=True):
-    incarnations: list[Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)]]
+    incarnations: list[Annotated[Incarnation, msgspec.Meta(ge=0, le=POSITION_MAX)]]
 
 
 _QUESTION: Final = msgspec.json.Decoder(_Question)
@@ -52,11 +53,11 @@ class ColdApi:
 
     def describe(self, request: Request, bucket: str) -> Answer:
         after = parse_query(request.query).get("after")
-        position = position_of(after) if after else -1
+        position = position_of(after) if after else Position(-1)
         self._shard.namespace.bucket(bucket)
         return in_background(self._segments(bucket, position)).then(partial(self._description, bucket))
 
-    async def _segments(self, bucket: str, after: int) -> _Segments:
+    async def _segments(self, bucket: str, after: Position) -> _Segments:
         position, segments = await asyncio.to_thread(self._shard.cold_segments, bucket, after)
         return _Segments(position - 1, segments)
 

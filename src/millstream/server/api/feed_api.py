@@ -25,6 +25,7 @@ from millstream.shard.feed import FeedItem, FeedPage
 from millstream.shard.listeners import bucket_topic
 from millstream.shard.shard import Shard
 from millstream.tiers.segments import SCHEMA as SEGMENT_SCHEMA
+from millstream.units import Position
 
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 NDJSON_TYPE: Final = "application/x-ndjson"
@@ -80,7 +81,7 @@ class FeedApi:
             return LongPoll(self._readers, bucket_topic(bucket), is_ready).over.then(answer)
         return answer()
 
-    def _after(self, token: str | None) -> int:
+    def _after(self, token: str | None) -> Position:
         if token is None or token == "":
             return self._shard.feed.earliest
         if token == "now":
@@ -111,7 +112,7 @@ class FeedApi:
 class FeedFollower(Follower):
     """The feed as server-sent events."""
 
-    def __init__(self, readers: LiveReaders, shard: Shard, bucket: str, after: int, prefix: str) -> None:
+    def __init__(self, readers: LiveReaders, shard: Shard, bucket: str, after: Position, prefix: str) -> None:
         super().__init__(readers, bucket_topic(bucket))
         self._shard = shard
         self._bucket = bucket
@@ -148,13 +149,13 @@ class FeedFollower(Follower):
         return encode_event(b"control", msgspec.json.encode(control), _token(self._after).encode())
 
 
-def position_of(token: str) -> int:
+def position_of(token: str) -> Position:
     match = _TOKEN.fullmatch(token)
     if match is None:
         raise InvalidRequest(
             f"after={token[:60]!r} is not a feed token", code="invalid_token", hint="use Stream-Feed-Token, or now"
         )
-    return int(match[1])
+    return Position(match[1])
 
 
 def parse_bytes_max(query: dict[str, str], limit: int) -> int:

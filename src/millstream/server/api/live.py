@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from millstream.errors import MillstreamError, Unavailable
 from millstream.pending import Pending
 from millstream.protocol.cursors import JITTER_SECONDS, Cursor, next_interval, parse_cursor
-from millstream.protocol.offsets import Offset, format_offset
+from millstream.protocol.offsets import format_offset
 from millstream.protocol.sse import HEARTBEAT, encode_control, encode_data
 from millstream.server.http.limits import ReadLimits
 from millstream.server.http.messages import Request, Sink
@@ -26,6 +26,7 @@ from millstream.shard.listeners import Topic
 from millstream.shard.reader import ReadResult
 from millstream.shard.shard import Shard
 from millstream.streams.state import Stream
+from millstream.units import Offset
 
 logger = logging.getLogger("millstream.server")
 
@@ -79,7 +80,7 @@ class LiveReaders:
         if self._encoded[0] != key:
             token = format_offset(result.next_offset)
             data = encode_data(stream.content_type, result.messages, token)
-            cursor = str(Cursor(interval, stream.incarnation, Offset(result.next_offset)))
+            cursor = str(Cursor(interval, stream.incarnation, result.next_offset))
             control = encode_control(token, cursor=cursor, up_to_date=up_to_date, closed=result.closed)
             self._encoded = (key, data + control)
         return self._encoded[1]
@@ -201,7 +202,7 @@ class Follower(ABC):
 class StreamFollower(Follower):
     """Data and control events of one stream, from an offset on."""
 
-    def __init__(self, readers: LiveReaders, stream: Stream, offset: int, cursor: str | None) -> None:
+    def __init__(self, readers: LiveReaders, stream: Stream, offset: Offset, cursor: str | None) -> None:
         super().__init__(readers, stream.incarnation)
         self._stream = stream
         self._offset = min(offset, stream.tail)

@@ -19,6 +19,7 @@ from millstream.streams.records import SnapshotRef
 from millstream.streams.state import Stream
 from millstream.tiers.blobs import Upload
 from millstream.tiers.hot import Messages
+from millstream.units import Incarnation
 
 PIECE_BYTES: Final = 256 << 10
 
@@ -152,7 +153,7 @@ class SnapshotApi:
         yield closing(boundary)
 
 
-def _incarnation(header: str | None) -> int | None:
+def _incarnation(header: str | None) -> Incarnation | None:
     """Which of the streams that had this name one in time a snapshot is of, as feeds and segments tell it."""
     if header is None:
         return None
@@ -162,7 +163,7 @@ def _incarnation(header: str | None) -> int | None:
             code="invalid_incarnation",
             hint="send the number that the feed gives",
         )
-    return int(header)
+    return Incarnation(header)
 
 
 def _pieces_of(messages: Messages) -> Iterator[Messages]:

@@ -17,7 +17,7 @@ from millstream.protocol.etags import continues_another, format_etag, none_match
 from millstream.protocol.expiry import parse_expiry
 from millstream.protocol.json_messages import join_messages
 from millstream.protocol.keys import RESERVED_STREAMS, StreamKey, stream_key_of
-from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, Offset, format_offset, parse_offset
+from millstream.protocol.offsets import BEGINNING_TOKEN, NOW_TOKEN, START, format_offset, parse_offset
 from millstream.protocol.producers import ProducerClaim, parse_claim
 from millstream.protocol.sse import is_base64
 from millstream.server.api.background import in_background
@@ -29,6 +29,7 @@ from millstream.shard.reader import ReadResult
 from millstream.shard.shard import Shard
 from millstream.streams.commands import AppendMessages, AppendOutcome, Created, CreateStream, ForkRequest
 from millstream.streams.state import Stream
+from millstream.units import Incarnation, Offset
 
 STREAM_SEQ_BYTES_MAX: Final = 256
 
@@ -130,7 +131,7 @@ class StreamApi:
     def judge_first_append(self, request: Request, key: StreamKey, content_type: str) -> None:
         """Raise what an append to a stream would be refused for, if that stream had just been created."""
         now_ms = self._shard.clock.now_ms()
-        fresh = Stream.created(0, key, content_type, now_ms)
+        fresh = Stream.created(Incarnation(0), key, content_type, now_ms)
         self._shard.checks.check_append(fresh, append_command(request, key), now_ms)
 
     # -- GET (§5.6, §5.7, §5.8) ------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class StreamApi:
         return self._chunk(request, stream, token or BEGINNING_TOKEN, offset, bytes_max)
 
     def _chunk(
-        self, request: Request, stream: Stream, token: str, offset: int, bytes_max: int, interval: int | None = None
+        self, request: Request, stream: Stream, token: str, offset: Offset, bytes_max: int, interval: int | None = None
     ) -> Answer:
         if self._shard.is_hot(stream, offset):
             return self._render(request, stream, token, interval, self._shard.read(stream, offset, bytes_max))
@@ -216,7 +217,7 @@ class StreamApi:
         return _UP_TO_DATE if self._shard.is_current() else b""
 
     def _long_poll(
-        self, request: Request, query: dict[str, str], stream: Stream, token: str, offset: int | None, bytes_max: int
+        self, request: Request, query: dict[str, str], stream: Stream, token: str, offset: Offset | None, bytes_max: int
     ) -> Answer:
         start = stream.tail if offset is None else min(offset, stream.tail)
         if offset is None:
@@ -241,7 +242,7 @@ class StreamApi:
             return answer()
         return LongPoll(self._readers, stream.incarnation, is_ready).over.then(answer)
 
-    def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: int) -> Response:
+    def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: Offset) -> Response:
         if stream.closed and offset >= stream.tail and request.headers.get(b"last-event-id"):
             # It has seen all there will be. An EventSource reconnects after every end but this one.
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
@@ -378,7 +379,7 @@ def _cursor_field(interval: int, stream: Stream, offset: int) -> bytes:
     return b"stream-cursor: %b\r\n" % str(Cursor(interval, stream.incarnation, Offset(offset))).encode()
 
 
-def _start_offset(token: str | None) -> int:
+def _start_offset(token: str | None) -> Offset:
     return START if token is None or token == BEGINNING_TOKEN else parse_offset(token)
 
 

@@ -13,6 +13,7 @@ from millstream.errors import InvalidRequest, Unavailable
 from millstream.protocol.keys import StreamKey, stream_key_of
 from millstream.server.api.responses import as_json
 from millstream.server.http.messages import Answer, Request
+from millstream.units import Milliseconds
 
 DEFAULT_SECONDS: Final = 300
 
@@ -49,7 +50,7 @@ class UrlTokenApi:
         expires_at_ms = self._clock.now_ms() + seconds * 1000
         maker = request.principal
         if maker is not None and maker.expires_at_ms is not None:
-            expires_at_ms = min(expires_at_ms, maker.expires_at_ms)
+            expires_at_ms = min(expires_at_ms, Milliseconds(maker.expires_at_ms))
         grant = UrlGrant(key.bucket, key.stream, expires_at_ms, maker.key if maker is not None else "")
         body = {
             "token": make_url_token(secret, grant),

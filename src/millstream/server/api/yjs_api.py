@@ -29,6 +29,7 @@ from millstream.shard.listeners import bucket_topic
 from millstream.shard.shard import Shard
 from millstream.streams.commands import Created, CreateStream
 from millstream.streams.state import Stream
+from millstream.units import Offset
 from millstream.yjs.compaction import CompactionLimits, Compactor
 from millstream.yjs.names import AWARENESS_DEFAULT, Document
 
@@ -216,7 +217,7 @@ class YjsApi:
 
     def _shorten(self, stream: Stream) -> None:
         if stream.tail - stream.earliest >= AWARENESS_BYTES_MAX:
-            boundary = self._shard.reader.hot_boundary(stream, stream.tail - AWARENESS_BYTES_KEPT)
+            boundary = self._shard.reader.hot_boundary(stream, Offset(stream.tail - AWARENESS_BYTES_KEPT))
             if boundary > stream.earliest:
                 self._shard.trim(stream, boundary)
 

@@ -46,6 +46,7 @@ from millstream.tiers.blobs import Blobs
 from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import Objects, open_objects
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.cluster")
 
@@ -540,7 +541,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
     loop.call_soon_threadsafe(callback)
 
 
-def _last_sealed(log: JetStreamLog) -> int | None:
+def _last_sealed(log: JetStreamLog) -> Position | None:
     """Up to where the log says the object store has everything."""
     log.read_from = 1
     through = None

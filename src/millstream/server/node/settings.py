@@ -25,6 +25,7 @@ from millstream.shard.subscription_quotas import SubscriptionSettings
 from millstream.streams.limits import StreamLimits
 from millstream.streams.subscriptions import Subscription
 from millstream.tiers.objects import ObjectStoreSettings
+from millstream.units import Milliseconds
 from millstream.yjs.compaction import CompactionLimits
 
 
@@ -99,7 +100,7 @@ def stream_limits(config: Config) -> StreamLimits:
         streams.fork_depth_max,
         streams.append_messages_max,
         streams.producers_max,
-        None if expiry is None else int(expiry * 1000),
+        None if expiry is None else Milliseconds(expiry * 1000),
     )
 
 

@@ -15,6 +15,7 @@ from millstream.shard.flush.workers import FlushWorkers
 from millstream.shard.parts import ShardParts
 from millstream.streams.records import SegmentsReplaced
 from millstream.tiers.catalog_rows import MANIFEST_DIGEST, Checkpoint, SealedReplacement
+from millstream.units import Milliseconds
 
 
 class CatalogUpdate:
@@ -56,10 +57,10 @@ class CatalogUpdate:
             if self._catalog.position != checkpoint.position:
                 raise
 
-    def _producers_before_ms(self) -> int:
+    def _producers_before_ms(self) -> Milliseconds:
         """Producers that have not written since then have expired."""
         expiry_ms = self._limits.producer_expiry_ms
-        return 0 if expiry_ms is None else self._clock.now_ms() - expiry_ms
+        return Milliseconds(0) if expiry_ms is None else self._clock.now_ms() - expiry_ms
 
     async def _indexed(self, record: SegmentsReplaced) -> SealedReplacement:
         return SealedReplacement(record.replaced, [await indexed(self._cold, segment) for segment in record.segments])

@@ -14,6 +14,7 @@ from millstream.shard.parts import ShardParts
 from millstream.tiers.catalog_rows import encode_singletons
 from millstream.tiers.manifests import FeedNote
 from millstream.tiers.stream_rows import encode_captured, encode_key
+from millstream.units import Position
 
 SLICE_STREAMS: Final = 256
 
@@ -21,7 +22,7 @@ SLICE_STREAMS: Final = 256
 class FlushCapture:
     """The state at a position, which is the present, and what leads up to it from the first position."""
 
-    def __init__(self, parts: ShardParts, first_position: int, position: int) -> None:
+    def __init__(self, parts: ShardParts, first_position: Position, position: Position) -> None:
         self._machine = machine = parts.machine
         self._hot = parts.hot
         self.first_position = first_position

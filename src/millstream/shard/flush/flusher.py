@@ -31,6 +31,7 @@ from millstream.shard.flush.workers import FlushWorkers
 from millstream.shard.parts import ShardParts
 from millstream.streams.state import Stream
 from millstream.tiers.catalog_rows import Checkpoint
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.flush")
 
@@ -190,7 +191,7 @@ class Flusher:
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await self.workers.in_thread(work, *arguments)
 
-    async def release(self, position: int, streams: Sequence[Stream]) -> None:
+    async def release(self, position: Position, streams: Sequence[Stream]) -> None:
         """The catalog has what these streams held before a position: memory may let go of it."""
         await self.memory.release(position, streams)
 

@@ -17,6 +17,7 @@ from millstream.shard.parts import ShardParts
 from millstream.tiers.cold import manifest_path
 from millstream.tiers.manifests import encode_manifest, read_manifest
 from millstream.tiers.stored_names import list_ours
+from millstream.units import Position
 
 logger = logging.getLogger("millstream.flush")
 
@@ -47,7 +48,7 @@ class FullManifests:
         random = self._clock.random_bytes(8)
         epoch, state = self._ownership.epoch, self._catalog.manifest_digest
         parts = self._catalog.dump(FULL_PART_STREAMS, self._shard)
-        through = 0
+        through = Position(0)
         while (part := await self._workers.in_thread(next, parts, None)) is not None:
             through = part.through
             path = manifest_path(self._shard, through, random + part.part.to_bytes(4, "big"))
@@ -57,7 +58,7 @@ class FullManifests:
         await self._ownership.check()
         await self._remove_older(through, epoch, f"-{random.hex()}")
 
-    async def _remove_older(self, through: int, epoch: int, ours: str) -> None:
+    async def _remove_older(self, through: Position, epoch: int, ours: str) -> None:
         folder = f"manifests/{self._shard:04d}/"
         older = [(entry.path, position) async for entry, _, position in list_ours(self._cold.objects, folder)]
         for path, position in older:

@@ -7,7 +7,6 @@ in memory only because they were read go when there are too many.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +15,7 @@ from millstream.shard.flush.limits import FlushLimits
 from millstream.shard.parts import ShardParts
 from millstream.slices import batched
 from millstream.streams.state import Stream
+from millstream.units import Column, Incarnation, Position
 
 # So many streams, or buckets, are gone through in one turn of the loop.
 SLICE_STREAMS: Final = 256
@@ -36,13 +36,13 @@ class FlushedMemory:
         self._limits = limits
         # What was flushed and is still in memory, oldest first: a position and the streams it concerns, by incarnation,
         # so that those which are deleted meanwhile are not held.
-        self._kept: deque[tuple[int, array[int]]] = deque()
+        self._kept: deque[tuple[Position, Column[Incarnation]]] = deque()
         # As many streams were in memory when the last search found none that can be spared.
         self._none_to_spare = 0
 
-    async def release(self, position: int, streams: Sequence[Stream]) -> None:
+    async def release(self, position: Position, streams: Sequence[Stream]) -> None:
         """The catalog has what these streams held before a position: let go of the oldest that memory is short of."""
-        incarnations = array("q", (stream.incarnation for stream in streams))
+        incarnations: Column[Incarnation] = Column("q", (stream.incarnation for stream in streams))
         if not incarnations and self._kept:
             _, incarnations = self._kept.pop()
         self._kept.append((position, incarnations))
@@ -51,13 +51,13 @@ class FlushedMemory:
         self._none_to_spare = 0
         await self.evict_excess()
 
-    async def _release(self, position: int, incarnations: array[int]) -> None:
+    async def _release(self, position: Position, incarnations: Column[Incarnation]) -> None:
         self._journals.start_at(position)
         for buckets in batched(self._journals.buckets(), SLICE_STREAMS):
             self._journals.drop(buckets)
             await asyncio.sleep(0)
         for some in batched(incarnations, SLICE_STREAMS):
-            resident = [one for one in map(self._namespace.if_resident, some) if one is not None]
+            resident = [one for one in map(self._namespace.if_resident, map(Incarnation, some)) if one is not None]
             self._hot.release(resident, position)
             self._namespace.evict(resident, self._pinned, self._excess())
             await asyncio.sleep(0)
