@@ -89,9 +89,8 @@ class ShardDriver:
     async def messages(self, path: str | StreamKey, offset: int = 0, bytes_max: int = 1 << 30) -> list[bytes]:
         """Whole messages, from wherever they are."""
         stream = self.shard.get(key_of(path))
-        return list(
-            map(bytes, (await self.shard.reader.read_cold(stream, Offset(offset), bytes_max, apart=True)).messages)
-        )
+        result = await self.shard.reader.read_messages(stream, Offset(offset), bytes_max)
+        return list(map(bytes, result.messages))
 
     async def crash(self) -> None:
         """Let go of the files without a last checkpoint, as the end of the process would."""

@@ -22,7 +22,17 @@ EXTENTS_LOOKED_AT_MAX: Final = 10_000
 
 
 class ReadResult(NamedTuple):
-    """`messages` may have been joined, those of a JSON stream with commas; unless they were asked for apart."""
+    """Consecutive messages for a response. A piece is one message or several joined, by commas if they are JSON: what a
+    response joins from the pieces is the same either way."""
+
+    pieces: Messages
+    next_offset: Offset
+    up_to_date: bool
+    closed: bool
+
+
+class MessagesResult(NamedTuple):
+    """The same for whoever needs each message by itself."""
 
     messages: Messages
     next_offset: Offset
@@ -83,38 +93,49 @@ class Reader:
         run = hot.read(offset, tail, bytes_max)
         return ReadResult(run.messages, run.end, run.end == tail, stream.closed and run.end == tail)
 
-    async def read_cold(
-        self, stream: Stream, offset: Offset, bytes_max: int, *, limit: Offset | None = None, apart: bool = False
-    ) -> ReadResult:
-        """The same, from wherever the messages are, up to `limit` if one is given."""
-        messages: list[bytes | memoryview] = []
-        tail = stream.tail if limit is None else limit
+    async def read_cold(self, stream: Stream, offset: Offset, bytes_max: int) -> ReadResult:
+        """The same, from wherever the messages are."""
+        tail = stream.tail
+        pieces, end = await self._gather(stream, offset, tail, bytes_max, b"," if stream.is_json else b"")
+        return ReadResult(pieces, end, end == tail, stream.closed and end == stream.tail)
+
+    async def read_messages(self, stream: Stream, offset: Offset, bytes_max: int) -> MessagesResult:
+        """The messages that `read_cold` reads, each by itself."""
+        tail = stream.tail
+        messages, end = await self._gather(stream, offset, tail, bytes_max, None)
+        return MessagesResult(messages, end, end == tail, stream.closed and end == stream.tail)
+
+    async def _gather(
+        self, stream: Stream, offset: Offset, tail: Offset, bytes_max: int, separator: bytes | None
+    ) -> tuple[Messages, Offset]:
+        """What lies between an offset and the tail as of now, and where that ends; with a separator, cold messages that
+        lie together are joined by it."""
+        pieces: list[bytes | memoryview] = []
         offset = min(offset, tail)
-        separator = None if apart else b"," if stream.is_json else b""
         owners = self._owners(stream, offset) if offset < tail else []
         while offset < tail:
             owner, bound = _owner_at(owners, offset)
             bound = min(bound, tail)
             hot = self._tail_at(owner, offset)
             if hot is not None:
-                run = hot.read(offset, bound, bytes_max, at_least_one=not messages)
+                run = hot.read(offset, bound, bytes_max, at_least_one=not pieces)
             elif (behind := self._behind_gap(owner, offset)) is not None:
                 offset = min(behind, bound)
                 continue
             else:
                 run = await self._cold.read(
-                    owner.incarnation, offset, bound, bytes_max, at_least_one=not messages, separator=separator
+                    owner.incarnation, offset, bound, bytes_max, at_least_one=not pieces, separator=separator
                 )
             if run.end <= offset:
-                if messages:
+                if pieces:
                     break
                 raise Corrupt(f"stream {stream.key} lacks its messages from offset {offset}")
-            messages += run.messages
+            pieces += run.messages
             bytes_max -= run.end - run.start
             offset = run.end
             if bytes_max <= 0:
                 break
-        return ReadResult(messages, offset, offset == tail, stream.closed and offset == stream.tail)
+        return pieces, offset
 
     def cut(self, stream: Stream, offset: Offset, tail: Offset) -> list[Messages | ColdPiece]:
         """Where everything between two offsets lies at this moment: hot messages themselves, cold ones by place.

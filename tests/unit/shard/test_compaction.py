@@ -67,7 +67,7 @@ async def content_of(driver: ShardDriver, paths: list[str]) -> dict[str, list[by
         messages: list[bytes] = []
         offset = stream.earliest
         while offset < stream.tail:
-            result = await driver.shard.reader.read_cold(stream, offset, 3_000, apart=True)
+            result = await driver.shard.reader.read_messages(stream, offset, 3_000)
             messages += map(bytes, result.messages)
             offset = result.next_offset
         found[path] = messages

@@ -48,7 +48,7 @@ def test_forks_of_forks_read_without_a_seam_in_pieces_of_any_size(tmp_path: Path
                 for bytes_max in (1, 2, 3, 5, 1000):
                     found, offset, result = list[bytes | memoryview](), 0, None
                     while result is None or not result.up_to_date:
-                        result = await driver.shard.reader.read_cold(stream, Offset(offset), bytes_max, apart=True)
+                        result = await driver.shard.reader.read_messages(stream, Offset(offset), bytes_max)
                         assert result.next_offset > offset
                         assert len(result.messages) == 1 or sum(map(len, result.messages)) <= bytes_max
                         found += result.messages
@@ -66,7 +66,7 @@ def test_an_offset_inside_a_message_reads_that_message_whole_and_one_beyond_the_
             stream = driver.shard.get(key_of("late"))
             assert await driver.messages("late", 4) == [b"bb", b"c", b"EE", b"HH"]
             beyond = await driver.shard.reader.read_cold(stream, Offset(10_000), 1000)
-            assert (beyond.messages, beyond.next_offset, beyond.up_to_date) == ([], stream.tail, True)
+            assert (beyond.pieces, beyond.next_offset, beyond.up_to_date) == ([], stream.tail, True)
 
     clock = FakeClock()
     run(main(), clock)
@@ -167,7 +167,7 @@ def test_what_comes_next_is_read_ahead_and_not_forgotten_before_it_is_read(
             for _ in range(2):
                 asked.clear()
                 for number in range(groups):
-                    found = await driver.shard.reader.read_cold(stream, Offset(number * size), size, apart=True)
+                    found = await driver.shard.reader.read_messages(stream, Offset(number * size), size)
                     assert [message[:3] for message in found.messages] == [b"%03d" % number]
                     await asyncio.gather(*cold._loading.values())
                     held = sum(

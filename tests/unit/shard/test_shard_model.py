@@ -421,7 +421,7 @@ class ShardMachine(RuleBasedStateMachine):
                 state = shard.namespace.producer(stream, name, Milliseconds(0))
                 assert (state[:2] if state is not None else None) == model.producers.get(name)
             assert stream.forks == model.forks
-            result = self._run(shard.reader.read_cold(stream, Offset(0), 1 << 30, apart=True))
+            result = self._run(shard.reader.read_messages(stream, Offset(0), 1 << 30))
             assert result.messages == model.messages
             assert (result.next_offset, result.up_to_date, result.closed) == (model.tail, True, model.closed)
             boundaries = model.boundaries()

@@ -79,7 +79,7 @@ class LiveReaders:
         key = (stream.incarnation, start, result.next_offset, result.closed or not up_to_date, interval)
         if self._encoded[0] != key:
             token = format_offset(result.next_offset)
-            data = encode_data(stream.content_type, result.messages, token)
+            data = encode_data(stream.content_type, result.pieces, token)
             cursor = str(Cursor(interval, stream.incarnation, result.next_offset))
             control = encode_control(token, cursor=cursor, up_to_date=up_to_date, closed=result.closed)
             self._encoded = (key, data + control)

@@ -191,13 +191,13 @@ class StreamApi:
         )
         if result.up_to_date:
             fields += self._freshness()
-        if not result.messages:
+        if not result.pieces:
             fields += _CACHE_NEVER
         else:
             fields += _CACHE_CHUNK if result.closed or not result.up_to_date else _CACHE_TAIL
         if result.closed:
             fields += _CLOSED
-        body = join_messages(result.messages) if stream.is_json else b"".join(result.messages)
+        body = join_messages(result.pieces) if stream.is_json else b"".join(result.pieces)
         if interval is not None:
             fields += _cursor_field(interval, stream, result.next_offset)
         return Response(200, fields, body)
