@@ -12,7 +12,7 @@ from millstream.errors import MillstreamError
 from millstream.pending import Pending
 from millstream.server.api.front import Front
 from millstream.server.api.handlers import ApiSettings, Handlers
-from millstream.server.api.single_node import front_of_one
+from millstream.server.api.single_node import single_node_front
 from millstream.server.http.limits import read_limits
 from millstream.server.http.messages import Request, Response
 from millstream.server.http.metrics import Metrics
@@ -24,7 +24,7 @@ def front_over(shard: Shard) -> Front:
     """A front over a shard, as a server with the default settings has it."""
     metrics = Metrics()
     settings = ApiSettings(read_limits(Config()), ObjectStoreSettings("memory", Path(), {}))
-    return front_of_one(shard, Handlers(shard, settings, metrics), metrics)
+    return single_node_front(shard, Handlers(shard, settings, metrics), metrics)
 
 
 class Answer:

@@ -139,7 +139,7 @@ class FakeApplication:
         assert isinstance(outcome, Response)
         return outcome
 
-    def worded(self, target: bytes, refusal: Response) -> Response:
+    def format_refusal(self, target: bytes, refusal: Response) -> Response:
         return refusal
 
 

@@ -1,1 +1,1 @@
-"""What requests mean: routes, the front that all of them pass, and the handlers over a shard."""
+"""What requests mean: the routes, the front that every request passes, and the handlers over a shard."""

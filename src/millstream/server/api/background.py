@@ -1,4 +1,4 @@
-"""Work that waits for the object store on behalf of a request, and ends when its client goes away."""
+"""Background work for a request that waits for the object store; it is cancelled when the client disconnects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Where a bucket's history lies: what a reader needs that fetches segments from the object store by itself.
+"""Where a bucket's cold data is, for readers that fetch segments from the object store themselves.
 
-`GET /{bucket}/streams/cold` names the store (never its credentials), the bucket's segments and two positions of one
-moment: everything through `flushed` is in those segments, everything after it through `latest` is in the feed.
-Segments may hold rows that are dead; `POST` to the same path says which incarnations are alive, and from which offset.
-A segment has streams of the whole bucket in it, so all of this needs `read` on the whole bucket.
+`GET /{bucket}/streams/cold` returns the store (never its credentials), the bucket's segments and two positions of the
+same moment: everything through `flushed` is in those segments, everything after it through `latest` is in the feed.
+Segments may hold rows of deleted streams; `POST` to the same path says which incarnations exist, and from which offset.
+A segment holds streams of the whole bucket, so all of this needs `read` on the whole bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millstream.units import Incarnation, Position
 
 INCARNATIONS_MAX: Final = 100_000
 POSITION_MAX: Final = 2**63 - 1
-# Names of credentials; everything else about the store may be told to whoever may read the bucket.
+# Names of credentials. All other settings of the store may be shown to readers of the bucket.
 SECRET_OPTIONS: Final = ("access_key_id", "secret_access_key", "session_token", "service_account", "account_key")
 
 
@@ -80,7 +80,7 @@ class ColdApi:
         return as_json(body)
 
     def describe_all(self, request: Request) -> Answer:
-        """The same for the whole server, for the jobs that tend the store: no segments, manifests have them all."""
+        """The same for the whole server, for maintenance jobs: without segments, because the manifests list them."""
         return as_json(self.overview())
 
     def overview(self) -> dict[str, Any]:

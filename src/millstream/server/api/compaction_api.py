@@ -1,4 +1,4 @@
-"""Compactions over HTTP: a job proposes a replacement of segments, and hears whether it is now in force.
+"""Compactions over HTTP: a job proposes a replacement of segments and learns whether it is now in force.
 
 POST /cluster/compactions   {"replace": [path, …], "segments": [{"path": …, "size": …, …}, …]}
 """
@@ -40,7 +40,7 @@ class ProposalBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def bucket_of_proposal(request: Request) -> str | None:
-    """The bucket whose segments a proposal is about; None if it does not say, and will be refused."""
+    """The bucket whose segments a proposal replaces; None if the body does not say, and will be refused."""
     try:
         body = msgspec.json.decode(request.body, type=ProposalBody)
     except (msgspec.MsgspecError, UnicodeDecodeError):

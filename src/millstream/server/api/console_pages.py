@@ -1,7 +1,7 @@
 """The console's files: HTML, CSS and ES modules of the package, held in memory and served below /console/.
 
-They hold no data, so they need no token; what they show they ask of the public API, as any client would. The policy
-that goes with every file lets a page load nothing from elsewhere, run no inline script, and turn no text into HTML.
+They hold no data, so they need no token; they get what they show from the public API, as any client would. The content
+security policy of every file lets a page load nothing from elsewhere, run no inline script, and turn no text into HTML.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAGE_FIELDS: Final = (
     b"cross-origin-opener-policy: same-origin\r\n"
     b"cache-control: no-cache\r\n" % _POLICY
 )
-# Relative, so that it is right wherever an ASGI application is mounted.
+# Relative, so that it also works where an ASGI application is mounted below a prefix.
 _TO_CONSOLE: Final = Response(302, b"location: console/\r\ncache-control: no-store\r\nvary: accept\r\n")
 
 
@@ -64,7 +64,7 @@ class Console:
 
 
 def open_console(config: Config, *, is_mounted: bool = False) -> Console | None:
-    """The console, if it is wanted: `auto` is where only this machine can reach a server of its own."""
+    """The console if it is enabled; `auto` enables it for a standalone server that only this machine can reach."""
     wanted = config.console.enabled
     if wanted is None:
         wanted = not is_mounted and is_loopback_host(config.server.listen[0])

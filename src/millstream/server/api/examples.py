@@ -1,4 +1,4 @@
-"""The examples' pages, for `millstream serve --examples`: built files, held in memory and served below /examples/."""
+"""The built pages of the examples, for `millstream serve --examples`: held in memory and served below /examples/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Page(NamedTuple):
 
 class Examples:
     def __init__(self, folder: Path) -> None:
-        """Read what is built in `folder`: of each example, what lies in its `dist`."""
+        """Read the built files in `folder`: the `dist` directory of each example."""
         self._pages: dict[bytes, Page] = {}
         size = 0
         for dist in sorted(folder.glob("*/dist")):
@@ -38,7 +38,7 @@ class Examples:
 
     @property
     def paths(self) -> list[str]:
-        """Where each example begins."""
+        """The start page of each example."""
         return [path.decode().removesuffix("index.html") for path in self._pages if path.endswith(b"/index.html")]
 
     def serve(self, request: Request) -> Response:

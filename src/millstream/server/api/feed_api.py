@@ -1,6 +1,6 @@
-"""The feed over HTTP: a whole bucket on one connection, as NDJSON, SSE or Arrow.
+"""The feed over HTTP: all messages and events of a bucket on one connection, as NDJSON, SSE or Arrow.
 
-A token says where a reader is: `{shard}.{position}` for each shard. Every answer carries the next one in
+A token is a reader's place: `{shard}.{position}` for each shard. Every answer carries the next one in
 `Stream-Feed-Token`; over SSE it is the event id, so that an EventSource resumes by itself.
 """
 
@@ -35,7 +35,7 @@ _ARROW_SCHEMA: Final = arrow.schema(
     [
         *(field for field in SEGMENT_SCHEMA if field.name != "incarnation"),
         arrow.field("event", arrow.string()),
-        arrow.field("incarnation", arrow.int64()),  # null for events that are no messages
+        arrow.field("incarnation", arrow.int64()),  # null for events, which are not messages
     ]
 )
 _NO_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
@@ -57,9 +57,10 @@ class FeedApi:
         prefix = query.get("prefix", "")
         bytes_max = parse_bytes_max(query, self._readers.limits.chunk_bytes_max)
         token = query.get("after")
-        if live == "sse":  # an EventSource that reconnects repeats its URL and says by header how far it came
+        if live == "sse":  # a reconnecting EventSource repeats its URL and sends its place in a header
             token = request.header(b"last-event-id") or token
-        if not token or token == "now":  # who follows a bucket that has gone with its last stream hears of that
+        # A follower of a bucket must learn that the bucket was deleted with its last stream.
+        if not token or token == "now":
             self._shard.namespace.bucket(bucket)
         after = self._after(token)
         feed = self._shard.feed
@@ -159,7 +160,7 @@ def position_of(token: str) -> Position:
 
 
 def parse_bytes_max(query: dict[str, str], limit: int) -> int:
-    """How much a reader wants at most: `max_bytes`, or `limit` as its other name."""
+    """The most bytes that a reader wants: `max_bytes`, or `limit` as its other name."""
     value = query.get("max_bytes", query.get("limit"))
     if value is None:
         return limit
@@ -190,7 +191,7 @@ def _as_json(bucket: str, item: FeedItem) -> dict[str, object]:
 
 def _payload(content_type: str, payload: bytes) -> tuple[str, object]:
     if is_json(content_type):
-        # A line break can only stand between tokens here, and NDJSON ends its lines with one.
+        # A line break can only be between JSON tokens here, and NDJSON ends a line with one.
         return "json", msgspec.Raw(payload.translate(_NO_LINE_BREAKS))
     if is_text(content_type):
         try:

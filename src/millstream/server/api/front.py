@@ -1,8 +1,8 @@
-"""The front: what every request passes, whatever stands behind it.
+"""The front: what every request passes, in a single server and in a cluster.
 
-It routes a request, lets the gate judge it, has it answered, and looks at the answer as it goes out: policies word and
-mark it, then it is counted, timed and logged. What is about a node itself is answered by the node's own handlers;
-everything about streams goes to a `Backend`: the handlers over one shard, or a cluster's choice among several.
+It routes a request, lets the gate judge it, has it answered, and processes the answer: policies change it, then it is
+counted, timed and logged. Requests about the node itself go to the node's handlers; requests about streams go to a
+`Backend`: the handlers over one shard, or the dispatch of a cluster.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from millstream.server.http.metrics import Metrics
 from millstream.yjs.names import YJS_ROOT
 
 Policy = Callable[[Request, Response], Response]
-"""Makes of an answer what is sent instead."""
+"""Returns the answer that is sent instead of the given one."""
 
 NodeHandlers = Mapping[Kind, Mapping[str, Callable[[Request], Answer]]]
-"""What a node answers itself, by kind of resource and method."""
+"""The handlers of a node's own resources, by kind of resource and method."""
 
 _STREAM: Final = Kind.STREAM
 _STREAM_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
@@ -45,14 +45,14 @@ _PREFLIGHT: Final = Response(
 
 
 class Backend(Protocol):
-    """Whoever answers requests about streams."""
+    """Answers requests about streams."""
 
     @property
     def live_reads(self) -> LiveReads: ...
 
     @property
     def methods(self) -> dict[Kind, list[str]]:
-        """Every kind of resource there is, with the methods that are handled there."""
+        """Every kind of resource that this backend serves, with its methods."""
         ...
 
     def set_read_limits(self, limits: ReadLimits) -> None:
@@ -64,7 +64,7 @@ class Backend(Protocol):
         ...
 
     def handle(self, request: Request, route: Route) -> Answer:
-        """Answer a request; what is refused at once is raised."""
+        """Answer a request; an immediate refusal is raised."""
         ...
 
 
@@ -79,7 +79,7 @@ class Front:
     ) -> None:
         self._backend = backend
         self._node_handlers = node_handlers
-        # Applied to every answer, in this order, after `worded_for_yjs` where it is an error.
+        # Applied to every answer in this order; errors are first converted by `in_yjs_format`.
         self._own_policies = self._policies = policies
         self._series = {method: metrics.series(method, Kind.STREAM) for method in _STREAM_METHODS}
         self.metrics = metrics
@@ -105,7 +105,7 @@ class Front:
 
     @property
     def routes(self) -> dict[Kind, list[str]]:
-        """Every kind of resource there is, with the methods that are handled there."""
+        """Every kind of resource, with its methods."""
         return {**self._backend.methods, **{kind: list(found) for kind, found in self._node_handlers.items()}}
 
     def set_read_limits(self, limits: ReadLimits) -> None:
@@ -119,7 +119,8 @@ class Front:
         return self.gate is not None
 
     def refusal_of_head(self, request: Request) -> Response | None:
-        """The answer to a request whose body need not be awaited, since it would be refused."""
+        """The refusal of a request, judged by its head alone, so that its body need not be received; None to receive
+        it."""
         if self.gate is not None:
             try:
                 self.gate.check_head(request, route_of(request.path))
@@ -128,13 +129,13 @@ class Front:
         return None
 
     def upload_for(self, method: str, target: bytes, body_bytes_max: int) -> tuple[Upload | None, int]:
-        """Where a request's body should go while it arrives, if not into memory; and how large it may be."""
+        """Where a request's body goes while it arrives, None for memory; and how large it may be."""
         if method == "PUT" and route_of(target.partition(b"?")[0]).kind is Kind.SNAPSHOT:
             return self._backend.begin_upload()
         return None, body_bytes_max
 
     def handle(self, request: Request) -> Answer:
-        """Answer a request, now or later, whatever happens."""
+        """Answer a request, now or later. Never raises."""
         session = None
         answer: Answer
         try:
@@ -149,9 +150,10 @@ class Front:
             else:
                 answer = self._handle_other(request, route)
         except MillstreamError as error:
-            # Its frames hold what holds it, a route or a local: a cycle with the request in it, until a collection.
+            # The error's frames refer to it through a route or a local variable: a cycle that would keep the request
+            # alive.
             answer = _refused(request, error_response(error.with_traceback(None)))
-        except Exception:  # a defect is the misfortune of one request, not of its connection or the server
+        except Exception:  # a defect fails one request, not its connection or the server
             answer = _refused(request, defect_response(request))
         return answer if session is None else session.watch(answer)
 
@@ -165,7 +167,7 @@ class Front:
         if kind is Kind.CONSOLE and self.console is not None and method in ("GET", "HEAD"):
             return self.console.serve(request)
         if kind in (Kind.RESERVED, Kind.CONSOLE) or (kind in OPERATIONS and method == "PUT"):
-            raise _nothing_there(method, route.rest)
+            raise _no_resource(method, route.rest)
         handlers = self._node_handlers.get(kind)
         if handlers is None:
             return self._backend.handle(request, route)
@@ -175,10 +177,10 @@ class Front:
     # -- up: an answer goes out ----------------------------------------------------------------------------------
 
     def answered(self, request: Request, outcome: Response | MillstreamError) -> Response:
-        """Called by the adapters with what became of a request, whoever decided that; returns what is to be sent."""
+        """Called by the adapters with the outcome of every request; returns what is to be sent."""
         response = outcome if not isinstance(outcome, MillstreamError) else error_response(outcome.with_traceback(None))
         if response.status >= 400:
-            response = worded_for_yjs(request, response)
+            response = in_yjs_format(request, response)
         for policy in self._policies:
             response = policy(request, response)
         metrics = self.metrics
@@ -195,13 +197,13 @@ class Front:
         return response
 
     @staticmethod
-    def worded(target: bytes, refusal: Response) -> Response:
-        """A refusal that an adapter gives by itself, in the words of the protocol that its target belongs to."""
+    def format_refusal(target: bytes, refusal: Response) -> Response:
+        """An adapter's own refusal, in the error format of the protocol that the target belongs to."""
         return yjs_error(refusal) if target.startswith(YJS_ROOT) else refusal
 
 
-def worded_for_yjs(request: Request, response: Response) -> Response:
-    """Errors about documents in the words of their protocol (Yjs §10)."""
+def in_yjs_format(request: Request, response: Response) -> Response:
+    """Converts errors about documents to the Yjs protocol's format (Yjs §10)."""
     return yjs_error(response) if request.path.startswith(YJS_ROOT) else response
 
 
@@ -211,8 +213,8 @@ def _refused(request: Request, response: Response) -> Response:
     return response
 
 
-def _nothing_there(method: str, head: str) -> MillstreamError:
-    """The answer at a path that can never be a bucket's, and at which there is nothing."""
+def _no_resource(method: str, head: str) -> MillstreamError:
+    """The error for a path that cannot be a bucket's and that names no resource."""
     if head == "v1":
         return InvalidRequest("the path names no stream", code="invalid_path", hint="use /v1/stream/{path}")
     if method not in ("GET", "HEAD"):

@@ -1,8 +1,8 @@
-"""The gate: who sends a request, whether they may, and whether they have not asked for too much.
+"""The gate: authenticates a request, checks its scopes, and enforces rates.
 
-Stands before the handlers unless nobody needs a token and nobody is limited. It refuses by raising, before
-anything is looked up, so a refusal says nothing about what exists. It also watches live reads: they count against
-limits while they last, and end when their token does.
+It comes before the handlers, unless no token is needed and nothing is limited. It refuses by raising, before anything
+is looked up, so a refusal reveals nothing about what exists. It also watches live reads: they count against limits
+while they last, and end when their token becomes invalid.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millstream.streams.subscriptions import Subscription
 logger = logging.getLogger("millstream.access")
 
 DECISIONS_MAX: Final = 20_000
-# A longer path can name nothing; who sends one is judged anew each time, and leaves nothing behind.
+# A longer path cannot name anything. Decisions about such paths are not cached.
 PATH_BYTES_REMEMBERED_MAX: Final = 512
 
 
@@ -62,13 +62,13 @@ class Gate:
         self._trusted_proxies = trusted_proxies
         self.sessions: set[Session] = set()
         self.live: Counter[str] = Counter()
-        # What was allowed, by the hash of what was shown. Cleared whole when it is full: it is soon filled again.
+        # Cached decisions, by the hash of the credentials. Cleared when full: it soon fills again.
         self._decisions: dict[tuple[bytes, str, bytes], Principal] = {}
         show("decisions", self._decisions, DECISIONS_MAX)
         self.set_limits(limits)
 
     def set_limits(self, limits: LimitsSection) -> None:
-        """Apply limits from now on; what was used so far is forgotten."""
+        """Apply limits from now on; the usage so far is forgotten."""
         burst, tracked = limits.burst, limits.tracked_max
         self._limits = limits
         requests = {
@@ -81,7 +81,7 @@ class Gate:
         }
         self._exempts_loopback = limits.exempt_loopback
         self._live_max = {"principal": limits.principal_live_max, "address": limits.address_live_max}
-        # What there is to take from, by kind of client: requests, and bytes.
+        # The rates by kind of client: for requests, and for bytes.
         self._rates = {
             kind: [
                 (name, rate)
@@ -93,14 +93,14 @@ class Gate:
         self._meters_bytes = any(rate.per_second for rate in self.bytes.values())
 
     def admit(self, request: Request, route: Route) -> Session | None:
-        """Let a request pass, or raise why not. What is to be watched while it is answered gets a session."""
+        """Admit a request, or raise the refusal. A request that must be watched while it is answered gets a session."""
         address = self._limited_address(request)
         if address is not None:
             self._take("address", address, request)
         principal = request.principal = self._authorized(request, route)
         if principal is not None:
             self._take("principal", principal.key, request)
-        # Only what is read has an answer worth counting.
+        # Only the answers to reads are large enough to count their bytes.
         if request.method == "GET" and ((is_live := _is_live(request.query)) or self._meters_bytes):
             clients = {} if address is None else {"address": address}
             if principal is not None:
@@ -112,7 +112,7 @@ class Gate:
         return None
 
     def answer_to(self, request: Request, response: Response) -> Response:
-        """The answer as caches may have it: what needed a token is for its holder alone, refusals included."""
+        """The answer with its cache fields: if a token was needed, only its holder may cache it, refusals included."""
         if self.authenticator is None or request.is_open:
             return response
         principal = request.principal
@@ -120,7 +120,7 @@ class Gate:
         return Response(response.status, fields, response.body, length=response.length)
 
     def check_head(self, request: Request, route: Route) -> None:
-        """The same before the body has arrived, so that nobody need take it in; nothing is counted yet."""
+        """Judge a request before its body arrives, so that a refused body is not received. Nothing is counted yet."""
         address = self._limited_address(request)
         if address is not None:
             self._take("address", address, None)
@@ -132,7 +132,7 @@ class Gate:
                 self._take("principal", principal.key, None)
 
     def _take(self, kind: str, client: str, request: Request | None) -> None:
-        """Take what a request uses from what its client has; without a request only see whether there is any."""
+        """Take what a request uses from its client's rates; without a request, only check that something is left."""
         for name, rate in self._rates[kind]:
             amount = 0 if request is None else 1 if name == "requests" else len(request.body)
             wait = rate.take(client, amount)
@@ -140,7 +140,7 @@ class Gate:
                 self._limited(f"{kind}_{name}", f"this {kind} uses more than its {name} per second", wait)
 
     def _authorized(self, request: Request, route: Route) -> Principal | None:
-        """Who may do this, decided anew or as it was the last time the same was asked with the same token."""
+        """The principal that may do this, from the cache or decided now."""
         if self.authenticator is None:
             return None
         shown = request.headers.get(b"authorization")
@@ -151,7 +151,7 @@ class Gate:
         if route.error is not None:
             raise route.error
         principal = self._decided(request, route)
-        # A PUT may fork, and what is no stream's may depend on the query or the body.
+        # A PUT may fork, and other kinds of resource may depend on the query or the body, so these are not cached.
         if (
             principal is not None
             and decision is not None
@@ -184,7 +184,7 @@ class Gate:
         return principal
 
     def _principal_by_url(self, request: Request, route: Route) -> Principal | None:
-        """Who shows a token in the URL, which reads one stream and is good for nothing else."""
+        """The principal of a URL token, which reads one stream and nothing else."""
         assert self.authenticator is not None
         if (
             route.kind is not Kind.STREAM
@@ -217,9 +217,9 @@ class Gate:
     def client_address(self, request: Request) -> str:
         """The client's address, as far as it can be trusted."""
         mark = request.headers.get(MARK)
-        said = address_in(self._secret(), mark) if mark is not None else None
-        if said is not None:
-            return said
+        client = address_in(self._secret(), mark) if mark is not None else None
+        if client is not None:
+            return client
         address = request.address
         if address in self._trusted_proxies:
             hops = [hop.strip() for hop in (request.header(b"x-forwarded-for") or "").split(",")]
@@ -227,7 +227,7 @@ class Gate:
         return address
 
     def _limited_address(self, request: Request) -> str | None:
-        """The client's address as it is counted; None for one that has no limits."""
+        """The client's address as limits count it; None if it has no limits."""
         address = self.client_address(request)
         if self._exempts_loopback and request.address not in self._trusted_proxies and is_loopback(address):
             return None
@@ -236,17 +236,21 @@ class Gate:
     # -- when tokens change ------------------------------------------------------------------------------------
 
     def tokens_changed(self) -> int:
-        """Decide everything anew, and end the live reads of principals that are no longer good; says how many."""
+        """Clear cached decisions, and end the live reads of principals that are no longer valid; returns how many."""
         self._decisions.clear()
         if self.authenticator is None:
             return 0
-        revoked = [one for one in self.sessions if one.principal and not self.authenticator.is_valid(one.principal)]
+        revoked = [
+            session
+            for session in self.sessions
+            if session.principal and not self.authenticator.is_valid(session.principal)
+        ]
         for session in revoked:
             session.expire()
         return len(revoked)
 
     async def watch(self, interval_seconds: float) -> None:
-        """Follow changes of the token and key files."""
+        """Reload the token and key files when they change."""
         while self.authenticator is not None:
             await asyncio.sleep(interval_seconds)
             if self.authenticator.has_changed():
@@ -258,11 +262,11 @@ class Gate:
 
 
 def _is_live(query: bytes) -> bool:
-    """Whether a query asks for a live read, in whatever spelling its handler will understand."""
+    """Whether a query asks for a live read, in any encoding that its handler accepts."""
     try:
         return bool(query) and "live" in parse_query(query)
     except InvalidRequest:
-        return False  # no handler that reads the query will take it
+        return False  # every handler that reads the query refuses it
 
 
 def _url_token(query: bytes) -> str | None:
@@ -273,15 +277,15 @@ def _url_token(query: bytes) -> str | None:
 
 
 class Session:
-    """A request that the gate goes on watching until it is answered, and a live read until it ends: a body stream that
-    passes on another one, and that one's sink."""
+    """A request that the gate watches until it is answered, and a live read until it ends. It wraps the answer's body
+    stream, and is the sink that the wrapped stream writes to."""
 
     def __init__(self, gate: Gate, principal: Principal | None, clients: Mapping[str, str], *, is_live: bool) -> None:
         self.principal = principal
         self._gate = gate
         self._clients = clients
         self._is_live = is_live
-        # While the answer is awaited: what will be it, and what the client is given of that.
+        # While the answer is pending: the handler's outcome, and the outcome that the client waits for.
         self._work: Pending[Response] | None = None
         self._outcome: Pending[Response] | None = None
         # While a body is sent.
@@ -298,7 +302,7 @@ class Session:
                 self._timer = asyncio.get_running_loop().call_later(seconds, self.expire)
 
     def watch(self, answer: Answer) -> Answer:
-        """The answer as the client gets it."""
+        """The answer with this session watching it."""
         if isinstance(answer, Response):
             return self._watched(answer)
         self._work = answer
@@ -326,14 +330,14 @@ class Session:
         return Response(response.status, response.fields, self, length=response.length)
 
     def _abandon(self) -> None:
-        """The client has gone away while it was waiting."""
+        """The client disconnected while it was waiting."""
         work = self._work
         self.close()
         if work is not None:
             work.abandon()
 
     def expire(self) -> None:
-        """The token is no longer good: the reader gets an end that tells it so."""
+        """The token is no longer valid: end the read in a way that the client can recognise."""
         if self._is_closed:
             return
         outcome = self._outcome

@@ -1,4 +1,4 @@
-"""The handlers over one shard, and which of them a request belongs to."""
+"""The handlers over one shard, and the choice among them by route."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STREAM: Final = Kind.STREAM
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """What the configuration says to the handlers."""
+    """The settings of the handlers, from the configuration."""
 
     limits: ReadLimits
     store: ObjectStoreSettings
@@ -101,7 +101,7 @@ class Handlers:
         if route.kind is Kind.CONTROL:
             return self.subscriptions.handle(request)
         methods = self._resources[route.kind]
-        # Documents have a HEAD of their own; of everything else it is a GET without its body.
+        # Documents have their own HEAD handler; every other HEAD is a GET without its body.
         name = "GET" if request.method == "HEAD" and "HEAD" not in methods else request.method
         handler = methods.get(name)
         return method_not_allowed(request.method, methods) if handler is None else handler(request, route)

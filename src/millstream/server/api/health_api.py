@@ -1,4 +1,4 @@
-"""Health: whether the process lives, and whether it can take requests."""
+"""Health: whether the process is running, and whether it can accept requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream.tasks import Supervisor
 
 
 class HealthApi:
-    """`local_problems` and `cluster_problems` say what else keeps this node, and the cluster, from being ready."""
+    """`local_problems` and `cluster_problems` return further reasons why this node, or the cluster, is not ready."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class HealthApi:
         return self._answer(self.problems())
 
     def problems(self) -> list[str]:
-        """What keeps this node, and the cluster, from being ready."""
+        """The reasons why this node, or the cluster, is not ready."""
         return self._problems() + self._cluster_problems()
 
     def _problems(self) -> list[str]:

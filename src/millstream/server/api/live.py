@@ -1,8 +1,8 @@
 """Live reads: long-polls that wait for one answer, and SSE connections that follow a stream (§5.7, §5.8).
 
-Both listen to a topic (a stream or a bucket) and are woken after each batch that changed it. A follower that its
-client reads too slowly is not queued for: it stops, and goes on from where it was when the client has caught up, so
-what a slow client costs is one bounded buffer.
+Both wait on a topic (a stream or a bucket) and are woken after each batch that changed it. Nothing is queued for a slow
+client: its follower stops, and continues from its offset when the client has caught up. So a slow client costs one
+bounded buffer.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ T = TypeVar("T")
 
 
 class LiveReaders:
-    """Counts live reads and shares what several of them need at once."""
+    """Counts live reads, and caches what several of them need at once."""
 
     def __init__(self, shard: Shard, limits: ReadLimits, metrics: Metrics) -> None:
         self.shard = shard
         self.limits = limits
         self._metrics = metrics
         self.live: set[LongPoll | Follower] = set()
-        # The events encoded last: after an append nearly every follower of the stream asks for the same ones.
+        # The last encoded events: after an append nearly every follower of the stream needs the same ones.
         self._encoded: tuple[tuple[int, int, int, bool, int], bytes] = ((0, 0, 0, False, 0), b"")
 
     def with_limits(self, limits: ReadLimits) -> LiveReaders:
-        """The same readers, counted and ended together, under other limits."""
+        """The same readers, counted and ended together, with other limits."""
         readers = copy(self)
         readers.limits = limits
         return readers
 
     def measure(self, request: Request, live: str) -> None:
-        """Measure a live read apart from others: it takes as long as it waits."""
+        """Measure a live read separately, because its duration is mostly waiting."""
         request.series = self._metrics.series("GET", live)
 
     def check_room(self, topic: Topic) -> None:
@@ -62,19 +62,19 @@ class LiveReaders:
             raise Unavailable("there are too many live reads", code="too_many_live_readers", retry_after_seconds=5)
 
     def end_all(self) -> None:
-        """The server is stopping: each live read gets the end it would get when its time is up."""
+        """The server is stopping: end each live read as if its time were up."""
         for reader in tuple(self.live):
             reader.end()
 
     def interval(self, echoed: str | None) -> int:
-        """The interval that a live answer's cursor names, given the cursor that its client echoed."""
+        """The interval for a live answer's cursor, given the cursor that the client echoed."""
         clock = self.shard.clock
         cursor = parse_cursor(echoed) if echoed is not None else None
         return next_interval(clock.now_ms(), cursor, clock.uniform(*JITTER_SECONDS) if cursor is not None else 0.0)
 
     def events(self, stream: Stream, start: int, result: ReadResult, interval: int) -> bytes:
         """The data event of a read and the control event that follows it."""
-        # Given these, the rest of the result follows: it reaches the tail or it does not.
+        # These values determine the rest of the result: whether it reaches the tail.
         up_to_date = result.up_to_date and self.shard.is_current()
         key = (stream.incarnation, start, result.next_offset, result.closed or not up_to_date, interval)
         if self._encoded[0] != key:
@@ -87,7 +87,7 @@ class LiveReaders:
 
 
 class LongPoll:
-    """Waits until `is_ready` or until time is up; `over` is settled then."""
+    """Waits until `is_ready` or until the time is up; then `over` is settled."""
 
     def __init__(self, readers: LiveReaders, topic: Topic, is_ready: Callable[[], bool]) -> None:
         readers.check_room(topic)
@@ -117,9 +117,9 @@ class LongPoll:
 
 
 class Follower(ABC):
-    """A body stream that is woken by a topic, until it ends itself or its connection's time is over.
+    """A body stream that a topic wakes, until it ends itself or its connection's time is up.
 
-    Subclasses say in `_advance` what comes next: they write at most one piece and return whether to go on.
+    Subclasses implement `_advance`: write at most one piece, and return whether to continue.
     """
 
     def __init__(self, readers: LiveReaders, topic: Topic) -> None:
@@ -149,14 +149,14 @@ class Follower(ABC):
             pass
 
     def _fetch(self, work: Coroutine[Any, Any, T], send: Callable[[T], object]) -> None:
-        """Send what the cold tier delivers and go on from there; until then there is nothing to send."""
+        """Send what the cold tier returns and continue from there. Until then nothing is sent."""
 
         async def run() -> None:
             try:
                 result = await work
             except MillstreamError as error:
                 logger.warning("a live read ends: %s", error)
-                self._finish()  # the client reconnects from where it was
+                self._finish()  # the client reconnects from its offset
                 return
             self._fetching = None
             if self._sink is not None:
@@ -212,11 +212,11 @@ class StreamFollower(Follower):
         has_nothing_yet = self._offset == self._stream.tail and not self._stream.closed
         super().start(sink)
         if has_nothing_yet:
-            # The first control event still tells the client where it stands (§6, `now`).
+            # The first control event tells the client its offset even if there is no data (§6, `now`).
             self._write(self._control(self._offset, up_to_date=True, closed=False))
 
     def _advance(self) -> bool:
-        """Send what there is; the last control event says so, and whether it is the end."""
+        """Send what is available. The last control event says that it is all, and whether the stream is closed."""
         stream = self._stream
         if stream.deleted:
             self._finish()

@@ -1,4 +1,4 @@
-"""`GET /metrics`: everything that is counted, for Prometheus. Every name here is in docs/operations.md."""
+"""`GET /metrics`: all counts, for Prometheus. docs/operations.md lists every name."""
 
 from __future__ import annotations
 

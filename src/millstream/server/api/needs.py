@@ -1,6 +1,6 @@
-"""What a request needs: the one place that says which scopes a route asks for.
+"""The scopes that each route needs: the only module that decides this.
 
-A route that is not named here needs the server's own admin scope, so that one added without thought is closed.
+A route that is not listed here needs the server's admin scope, so a route that is added and forgotten here is closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream.protocol.keys import decode_segment, parse_v1_path
 from millstream.server.api.routes import Kind, Route
 from millstream.server.api.stream_api import source_key
 from millstream.server.api.subscription_api import CONTROL_ROOT, json_body, object_body
-from millstream.server.api.url_token_api import wished_key
+from millstream.server.api.url_token_api import requested_key
 from millstream.server.http.messages import Request, parse_query
 from millstream.streams.records import SubscriptionConfig
 from millstream.streams.subscriptions import Subscription, checked_paths, parse_config
@@ -23,19 +23,18 @@ from millstream.streams.subscriptions import Subscription, checked_paths, parse_
 SERVER_ADMIN: Final = Need("admin", EVERY_BUCKET)
 
 _OPEN: Final = frozenset({Kind.HEALTH, Kind.READINESS, Kind.CLUSTER_READINESS, Kind.CONSOLE})
-# Handlers that tell of nothing beyond the prefix they are asked for.
+# Handlers that reveal nothing outside the requested prefix.
 _BY_PREFIX: Final = frozenset({Kind.LISTING, Kind.FEED})
-# A worker proves itself with the token of its wake.
+# A worker authenticates with the token of its wake.
 _LEASED: Final = frozenset({b"ack", b"release", b"callback"})
 _READS: Final = ("GET", "HEAD")
-# What these need is in their bodies.
+# These requests name what they need in their bodies.
 IN_BODY: Final = frozenset({Kind.CONTROL, Kind.URL_TOKENS})
 
 
 def is_open(request: Request, kind: Kind, *, open_metrics: bool) -> bool:
-    """Whether a request needs no token at all: health, the console's files, preflights, public keys, and what has
-    tokens of its own.
-    """
+    """Whether a request needs no token: health, the console's files, preflights, public keys, and requests that have
+    tokens of their own."""
     if kind in _OPEN or request.method == "OPTIONS" or (kind is Kind.METRICS and open_metrics):
         return True
     if kind is not Kind.CONTROL:
@@ -45,14 +44,14 @@ def is_open(request: Request, kind: Kind, *, open_metrics: bool) -> bool:
 
 
 def check(principal: Principal, request: Request, route: Route, subscriptions: Mapping[str, Subscription]) -> None:
-    """Refuse what a principal's scopes do not cover, in words that do not depend on what exists."""
+    """Refuse what a principal's scopes do not cover. The message does not depend on what exists."""
     kind, key, bucket = route.kind, route.key, route.bucket
     if kind is Kind.CONTROL:
         _check_control(principal, request, subscriptions)
     elif kind is Kind.URL_TOKENS:
-        key = wished_key(request)
+        key = requested_key(request)
         _demand(principal, Need("read", key.bucket, key.stream))
-    elif kind is not Kind.RESERVED:  # at which there is nothing
+    elif kind is not Kind.RESERVED:  # reserved paths name no resource
         action = "read" if request.method in _READS else "write"
         if key is not None:
             need = Need(action, key.bucket, key.stream)
@@ -87,20 +86,21 @@ def _control_path(request: Request) -> tuple[bytes, bytes, bytes]:
 
 
 def _check_control(principal: Principal, request: Request, subscriptions: Mapping[str, Subscription]) -> None:
-    """Who may read all that a subscription tells of, and write what it writes, may make and manage it.
+    """A subscription may be created and managed by principals that may read all its streams and write its wake stream.
 
-    A subscription of others is answered exactly as one that does not exist.
+    For other principals it does not exist: they get the same answer.
     """
     section, raw_id, action = _control_path(request)
     if section != b"subscriptions":
-        return  # there is nothing
+        return  # no such resource
     subscription_id = decode_segment(raw_id)
     if request.method == "PUT" and not action:
         _demand(principal, *subscription_needs(parse_config(json_body(request))))
         return
     subscription = subscriptions.get(subscription_id)
     if subscription is None:
-        # Deleting what is not there succeeds; for those who may not see all there is, that would tell.
+        # Deleting a missing subscription succeeds. For principals without full access that would reveal whether it
+        # exists.
         is_theirs = request.method == "DELETE" and not principal.may(Need("read", EVERY_BUCKET))
     else:
         needs = [*subscription_needs(subscription.config), *map(_read_need, subscription.links.explicit)]
@@ -127,17 +127,17 @@ def _read_need(path: str) -> Need:
 
 
 def _pattern_needs(pattern: str) -> list[Need]:
-    """Read on everything that a pattern can match; where that is hard to say, on more."""
+    """The needs for everything that a pattern can match, or for more where that is hard to determine."""
     segments = pattern.strip("/").split("/")
     literal = list(takewhile(lambda segment: segment not in ("*", "**"), segments))
     if len(literal) == len(segments):
         return [_read_need(pattern.strip("/"))]
     if not literal:
         return [Need("read", EVERY_BUCKET)]
-    is_any = segments[len(literal)] == "**"  # which may also be nothing
+    is_any = segments[len(literal)] == "**"  # `**` also matches nothing
     bucket, *rest = literal
     prefix = "/".join(rest) + ("/" if rest and not is_any else "")
     needs = [Need("read", bucket, prefix)]
     if is_any and not rest:
-        needs.append(_read_need(bucket))  # a stream of the default bucket that is called like this one
+        needs.append(_read_need(bucket))  # a stream of the default bucket with the same name
     return needs

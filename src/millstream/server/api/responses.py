@@ -1,4 +1,4 @@
-"""Answers that several handlers give alike."""
+"""Answers that several handlers share."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def no_content(_: object = None) -> Response:
 
 
 def then(answer: Answer, step: Callable[[Response], Answer]) -> Answer:
-    """Go on with what a step makes of a response, which may be there or not."""
+    """Apply a step to a response, now or when it is there."""
     return answer.then(step) if isinstance(answer, Pending) else step(answer)

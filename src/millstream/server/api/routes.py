@@ -1,4 +1,4 @@
-"""Routes: what a path names. A request is routed once, by the front; everybody behind it is given the route."""
+"""Routes: what a path names. The front routes each request once and passes the route on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONTROL_FOLDER: Final = _CONTROL_ROOT + b"/"
 
 
 class Kind(StrEnum):
-    """What there is; the values are the routes' names in metrics."""
+    """Kinds of resources; the values are the routes' names in metrics."""
 
     STREAM = "stream"
     BOOTSTRAP = "bootstrap"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
     DOCUMENT = "yjs"
     CONTROL = "control"
     COMPACTIONS = "compactions"
-    # What a node answers itself.
+    # Resources of the node itself.
     HEALTH = "health"
     READINESS = "readiness"
     CLUSTER_READINESS = "cluster readiness"
@@ -52,20 +52,20 @@ class Kind(StrEnum):
     CLUSTER_OPERATION = "cluster operation"
     URL_TOKENS = "url tokens"
     CONSOLE = "console"
-    # Paths at which nothing can be.
+    # Paths that name no resource.
     RESERVED = "reserved"
     INVALID = "invalid"
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """A kind of resource, and what identifies it among its kind."""
+    """A kind of resource, and what identifies one of them."""
 
     kind: Kind
-    # The stream that it is or belongs to: a document's, a snapshot's.
+    # The stream that is named or that the resource belongs to: of a document, of a snapshot.
     key: StreamKey | None = None
     bucket: str = ""
     document: Document | None = None
-    # The offset of a snapshot, as it was written; the first segment of a reserved path.
+    # The offset of a snapshot, as written in the path; or the first segment of a reserved path.
     rest: str = ""
     error: InvalidRequest | None = None
 
@@ -87,14 +87,14 @@ _OPERATIONS: Final[dict[tuple[str, ...], Kind]] = {
 }
 OPERATIONS: Final = frozenset(_OPERATIONS.values())
 
-# All are forgotten when there are too many: to forget the oldest costs each path that is new more than the path itself.
+# Cleared when full: evicting the oldest entry would cost each new path more than parsing it.
 _routes: dict[bytes, Route] = {}
 show("routes", _routes, ROUTES_CACHED_MAX)
 
 
 def route_of(path: bytes) -> Route:
-    """What a path names. One that can name nothing has the error in it: who is refused for it is decided later."""
-    # To look a plain name up would take as long as to read it, and with very many streams longer.
+    """What a path names. For an invalid path the route holds the error, which is raised later, after the gate."""
+    # Parsing a plain name takes no longer than a lookup, and less time if there are very many streams.
     key = plain_key_of(path)
     if key is not None:
         return Route(_STREAM, key, key.bucket)
@@ -105,7 +105,7 @@ def route_of(path: bytes) -> Route:
         found = _route(path)
     except InvalidRequest as error:
         return Route(Kind.INVALID, error=error)
-    # A longer path can name nothing: three bytes for each of a key's, percent-encoded, and what surrounds it.
+    # A longer path cannot name anything: a key's bytes percent-encoded take three each, plus the rest of the path.
     if len(path) <= PATH_BYTES_CACHED_MAX:
         if len(_routes) == ROUTES_CACHED_MAX:
             _routes.clear()
@@ -150,7 +150,7 @@ def _of_stream(kind: Kind, key: StreamKey, rest: str = "") -> Route:
 
 
 def _operation(segments: list[str]) -> Route:
-    """What is at a path whose first segment can be no bucket's."""
+    """The resource at a path whose first segment cannot be a bucket's name."""
     head = segments[0]
     if head == Kind.CONSOLE or segments == [""]:
         return Route(Kind.CONSOLE, rest=head)

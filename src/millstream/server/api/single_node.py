@@ -1,6 +1,6 @@
-"""A single server as a cluster of one: what operators ask of any node, answered by the only one there is.
+"""The cluster API of a single server, which answers as a cluster with one node.
 
-The shapes are those of `cluster/admin.py`, so that what watches and runs a cluster does the same with a single server.
+The answers have the same form as those of `cluster/admin.py`, so tools for clusters also work with a single server.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ SHARD: Final = 0
 Body = dict[str, Any]
 
 
-def front_of_one(shard: Shard, handlers: Handlers, metrics: Metrics, *, url_token_seconds_max: float = 3600) -> Front:
-    """The front of a server that is one shard."""
+def single_node_front(
+    shard: Shard, handlers: Handlers, metrics: Metrics, *, url_token_seconds_max: float = 3600
+) -> Front:
+    """The front of a server with one shard."""
     health = HealthApi(lambda: [shard], shard.supervisor)
-    cluster = ClusterOfOne(shard, health)
+    cluster = SingleNodeCluster(shard, health)
     exposition = MetricsApi(metrics, [handlers.readers], [shard], shard.supervisor)
     url_tokens = UrlTokenApi(shard.clock, shard.token_key, url_token_seconds_max)
     node_handlers: NodeHandlers = {
@@ -54,7 +56,7 @@ def front_of_one(shard: Shard, handlers: Handlers, metrics: Metrics, *, url_toke
     return Front(handlers, node_handlers, metrics, health)
 
 
-class ClusterOfOne:
+class SingleNodeCluster:
     def __init__(self, shard: Shard, health: HealthApi) -> None:
         self._shard = shard
         self._health = health
@@ -117,7 +119,7 @@ class ClusterOfOne:
 
     def _trigger_snapshot(self, request: Request, body: Body) -> Answer:
         _check_shard(body)
-        if self._flushing is None or self._flushing.done():  # one that has not begun yet flushes this, too
+        if self._flushing is None or self._flushing.done():  # a flush that has not begun yet includes this request
             self._flushing = asyncio.get_running_loop().create_task(self._flush())
         return as_json({"queued": [SHARD]}, 202)
 
@@ -128,7 +130,7 @@ class ClusterOfOne:
             logger.warning("the snapshot failed: %s", error)
 
     def _purge_log(self, request: Request, body: Body) -> Answer:
-        """Every flush trims the log by itself; nobody else needs what is before it."""
+        """Every flush trims the log, and no other node needs the older part."""
         _check_shard(body)
         position = self._shard.machine.flushed
 

@@ -70,7 +70,7 @@ class SnapshotApi:
         )
 
     async def _open(self, stream: Stream, snapshot: SnapshotRef) -> AsyncIterator[bytes]:
-        """The snapshot's bytes, compared with their checksum before any of them goes out."""
+        """The snapshot's bytes, verified against their checksum before any of them is sent."""
         return await self._shard.blobs.open(snapshot, lambda: stream.snapshot == snapshot)
 
     def delete(self, request: Request, key: StreamKey, token: str) -> Answer:
@@ -122,7 +122,7 @@ class SnapshotApi:
         )
         if stream.closed:
             fields += b"stream-closed: true\r\n"
-        # One cut: what lies between here and the tail, as it is at this moment.
+        # One consistent cut: the messages from here to the current tail.
         start = snapshot.offset if snapshot is not None else stream.earliest
         cut = self._shard.reader.cut(stream, start, stream.tail)
         if snapshot is None:
@@ -154,7 +154,7 @@ class SnapshotApi:
 
 
 def _incarnation(header: str | None) -> Incarnation | None:
-    """Which of the streams that had this name one in time a snapshot is of, as feeds and segments tell it."""
+    """The incarnation that a snapshot is of, as feeds and segments give it; streams may have had this name before."""
     if header is None:
         return None
     if not header.isascii() or not header.isdigit() or len(header) > 18:
@@ -167,7 +167,7 @@ def _incarnation(header: str | None) -> Incarnation | None:
 
 
 def _pieces_of(messages: Messages) -> Iterator[Messages]:
-    """Messages in runs of about a piece's size."""
+    """Messages in runs of about the size of a piece."""
     start = size = 0
     for index, message in enumerate(messages, 1):
         size += len(message)

@@ -1,4 +1,4 @@
-"""What an operator asks: how much is where, and whether anything is stuck."""
+"""Statistics for operators: how much data is where, and whether anything is stuck."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STREAMS_SLICE: Final = 5_000
 
 
 async def with_details(totals: dict[str, Any], shards: Sequence[Shard]) -> dict[str, Any]:
-    """Totals, and beside them which streams take the most memory and how the caches do."""
+    """Totals, with the streams that take the most memory and the state of the caches."""
     found = caches.counts()
     for shard in shards:
         for name, counts in shard.cold.cache_counts().items():
@@ -29,7 +29,7 @@ async def with_details(totals: dict[str, Any], shards: Sequence[Shard]) -> dict[
 
 
 async def _largest_streams(shards: Sequence[Shard]) -> list[dict[str, object]]:
-    """The streams with the most bytes in memory. There may be very many: other work goes on after every slice."""
+    """The streams with the most bytes in memory. There may be very many, so other work runs after every slice."""
     largest: list[tuple[int, str]] = []
     for shard in shards:
         streams = list(shard.namespace.resident())

@@ -1,7 +1,7 @@
 """The base protocol on one stream: create, append, read, inspect, delete (§5).
 
-Parses headers and queries into commands, and outcomes into responses. What is allowed is decided below, in
-`streams/`; what a refusal looks like, in `error_map`.
+Parses headers and queries into commands, and turns outcomes into responses. `streams/` decides what is allowed, and
+`error_map` decides how a refusal looks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from millstream.units import Incarnation, Offset
 
 STREAM_SEQ_BYTES_MAX: Final = 256
 
-# A full chunk never changes. What ends at the tail of an open stream grows, so caches must ask again (§8.1). Where
-# reading needs a token, `caching.py` makes of this what only its holder's own cache may keep.
+# A full chunk never changes. A chunk that ends at the tail of an open stream grows, so caches must revalidate (§8.1).
+# If reading needs a token, `caching.py` restricts this to the holder's own cache.
 _CACHE_CHUNK: Final = b"cache-control: public, max-age=60, stale-while-revalidate=300\r\n"
 _CACHE_TAIL: Final = b"cache-control: public, no-cache\r\n"
 _CACHE_NEVER: Final = b"cache-control: no-store\r\n"
@@ -129,7 +129,7 @@ class StreamApi:
         return self._shard.append(append_command(request, key)).then(_appended)
 
     def judge_first_append(self, request: Request, key: StreamKey, content_type: str) -> None:
-        """Raise what an append to a stream would be refused for, if that stream had just been created."""
+        """Raise the error that an append would get on a stream that had just been created."""
         now_ms = self._shard.clock.now_ms()
         fresh = Stream.created(Incarnation(0), key, content_type, now_ms)
         self._shard.checks.check_append(fresh, append_command(request, key), now_ms)
@@ -213,7 +213,7 @@ class StreamApi:
         return Response(200, fields, b"[]" if stream.is_json else b"")
 
     def _freshness(self) -> bytes:
-        """A node that follows says that it is up to date only when it knows that it has caught up."""
+        """A follower node says "up to date" only when it knows that it has caught up."""
         return _UP_TO_DATE if self._shard.is_current() else b""
 
     def _long_poll(
@@ -244,7 +244,7 @@ class StreamApi:
 
     def _follow(self, request: Request, query: dict[str, str], stream: Stream, offset: Offset) -> Response:
         if stream.closed and offset >= stream.tail and request.headers.get(b"last-event-id"):
-            # It has seen all there will be. An EventSource reconnects after every end but this one.
+            # The reader has everything. An EventSource reconnects after any other end of the answer.
             fields = b"stream-next-offset: %b\r\n" % format_offset(stream.tail).encode()
             return Response(204, fields + _CLOSED + _CACHE_NEVER)
         fields = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
@@ -283,7 +283,7 @@ class StreamApi:
 
 
 def append_command(request: Request, key: StreamKey) -> AppendMessages:
-    """What a POST asks for (§5.2)."""
+    """The command in a POST (§5.2)."""
     headers = request.headers
     content_type = headers.get(b"content-type")
     close = b"stream-closed" in headers and _is_true(headers[b"stream-closed"])
@@ -331,10 +331,10 @@ def _is_true(value: bytes | None) -> bool:
 
 
 def start_token(request: Request, query: dict[str, str]) -> str | None:
-    """From where a read wants to go on.
+    """The offset at which a read continues.
 
-    An EventSource that reconnects repeats its URL and says in `Last-Event-ID` how far it came since. A cursor may stand
-    in for the offset if it has one in it, or is one.
+    A reconnecting EventSource repeats its URL and gives its place in `Last-Event-ID`. A cursor can replace the offset
+    if it contains an offset or is one.
     """
     if query.get("live") == "sse":
         seen = request.header(b"last-event-id")
@@ -349,7 +349,7 @@ def start_token(request: Request, query: dict[str, str]) -> str | None:
 def _offset_of_cursor(text: str) -> str:
     cursor = parse_cursor(text)
     if cursor is None:
-        return text  # an offset, or it will be refused as one
+        return text  # an offset, or refused as an invalid one
     if cursor.offset is None:
         raise InvalidRequest(
             f"cursor={text[:40]!r} does not say where to read",
@@ -360,9 +360,9 @@ def _offset_of_cursor(text: str) -> str:
 
 
 def _check_incarnation(request: Request, query: dict[str, str], stream: Stream, offset: int) -> None:
-    """Refuse to go on where another stream of the same name was left: its offsets say nothing about this one."""
+    """Refuse to continue with an offset of another stream that had the same name: it has no meaning in this one."""
     if offset == START:
-        return  # nothing is passed over
+        return  # no offset is skipped
     echoed, condition = query.get("cursor"), request.header(b"if-none-match")
     cursor = parse_cursor(echoed) if echoed is not None else None
     if (cursor is not None and cursor.incarnation not in (None, stream.incarnation)) or (

@@ -1,4 +1,4 @@
-"""`POST /v1/tokens`: a token for a URL, for those who may read the stream themselves (`access/url_tokens.py`)."""
+"""`POST /v1/tokens`: makes a URL token, for principals that may read the stream (`access/url_tokens.py`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from millstream.units import Milliseconds
 DEFAULT_SECONDS: Final = 300
 
 
-class _Wish(msgspec.Struct, forbid_unknown_fields=True):
+class _TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     stream: str
     seconds: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-_WISH: Final = msgspec.json.Decoder(_Wish)
+_WISH: Final = msgspec.json.Decoder(_TokenRequest)
 
 
 class UrlTokenApi:
-    """`token_key` is what signs; a node of a cluster that has not caught up yet has none."""
+    """`token_key` returns the signing key; None on a cluster node that has not caught up yet."""
 
     def __init__(self, clock: Clock, token_key: Callable[[], bytes | None], seconds_max: float) -> None:
         self._clock = clock
@@ -35,12 +35,12 @@ class UrlTokenApi:
         self._seconds_max = int(seconds_max)
 
     def make(self, request: Request) -> Answer:
-        wish, key = _wish(request), wished_key(request)
+        wanted, key = _token_request(request), requested_key(request)
         secret = self._token_key()
         if secret is None:
             raise Unavailable("this node does not have the server's key yet", hint="try again, or ask another node")
         longest = self._seconds_max
-        seconds = min(DEFAULT_SECONDS, longest) if wish.seconds is None else wish.seconds
+        seconds = min(DEFAULT_SECONDS, longest) if wanted.seconds is None else wanted.seconds
         if seconds > longest:
             raise InvalidRequest(
                 f"a token in a URL may last {longest} seconds, not {seconds}",
@@ -60,12 +60,12 @@ class UrlTokenApi:
         return as_json(body, 201)
 
 
-def wished_key(request: Request) -> StreamKey:
-    """The stream that a token is wanted for."""
-    return stream_key_of(_wish(request).stream.encode())
+def requested_key(request: Request) -> StreamKey:
+    """The stream that a token is requested for."""
+    return stream_key_of(_token_request(request).stream.encode())
 
 
-def _wish(request: Request) -> _Wish:
+def _token_request(request: Request) -> _TokenRequest:
     try:
         return _WISH.decode(request.body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

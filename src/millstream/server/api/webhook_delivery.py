@@ -1,8 +1,8 @@
-"""Calling webhooks: one POST to an address that was judged, with limits on everything.
+"""Webhook calls: one POST to a checked address, with limits on everything.
 
-The name is resolved here, every address it resolves to is judged, and the connection goes to that very address,
-so a name cannot point elsewhere between the check and the call. Redirects are not followed. Every delivery ends in
-exactly one of two ways, whatever the URL, the network or the answer: success, or a failure that is tried again.
+The name is resolved here, every address it resolves to is checked, and the connection uses exactly the checked address,
+so a name cannot point elsewhere between check and call. Redirects are not followed. Every delivery ends in exactly one
+of two ways, whatever the URL, the network or the answer: success, or a failure that is retried.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WebhookDelivery:
             except TimeoutError:
                 answer, reason = b"", f"it took longer than {TIMEOUT_SECONDS:.0f} seconds"
             except Exception as error:
-                # Not only what networks do: a label that is too long is a UnicodeError.
+                # Not only network errors: a label that is too long is a UnicodeError.
                 answer, reason = b"", str(error) or type(error).__name__
         if reason:
             logger.warning("webhook %s failed: %s", url, reason)

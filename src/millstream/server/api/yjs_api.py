@@ -1,7 +1,7 @@
 """Yjs documents over HTTP (Yjs protocol §5): discovery, snapshots, updates, awareness.
 
-A document is an ordinary stream, so reading and writing it is the base protocol's doing; here is only what Yjs adds:
-which stream a request means, when one comes into being, framing, snapshots, and the wish to be compacted.
+A document is an ordinary stream, so the base protocol's handlers read and write it. This module has only what Yjs adds:
+which stream a request means, when it is created, framing, snapshots, and queueing for compaction.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millstream.yjs.names import AWARENESS_DEFAULT, Document
 SNAPSHOT_TOKEN: Final = "snapshot"
 SNAPSHOT_SUFFIX: Final = "_snapshot"
 
-# Awareness is of the moment: when a stream of it has grown to the one, all but about the other is given up.
+# Awareness is short-lived: when its stream has grown to the first size, all but about the second is trimmed.
 AWARENESS_BYTES_MAX: Final = 1 << 20
 AWARENESS_BYTES_KEPT: Final = 64 << 10
 
@@ -59,7 +59,7 @@ class YjsApi:
     def __init__(self, shard: Shard, readers: LiveReaders, settings: YjsSettings) -> None:
         self._shard = shard
         self._settings = settings
-        self._readers = readers.with_limits(self._waiting_longer(readers.limits))
+        self._readers = readers.with_limits(self._with_longer_polls(readers.limits))
         self._streams = StreamApi(shard, self._readers)
         self.compactor = Compactor(shard, settings.compaction)
         self.methods: dict[str, Callable[[Request, Document], Answer]] = {
@@ -70,11 +70,11 @@ class YjsApi:
             "DELETE": self.delete,
         }
 
-    def _waiting_longer(self, limits: ReadLimits) -> ReadLimits:
+    def _with_longer_polls(self, limits: ReadLimits) -> ReadLimits:
         return replace(limits, long_poll_seconds=self._settings.long_poll_seconds)
 
     def set_read_limits(self, limits: ReadLimits) -> None:
-        self._readers.limits = self._waiting_longer(limits)
+        self._readers.limits = self._with_longer_polls(limits)
         self.compactor.limits = replace(self.compactor.limits, snapshot_bytes_max=limits.snapshot_bytes_max)
 
     # -- reading (§5.1, §5.2, §5.3, §5.5) ----------------------------------------------------------------------
@@ -105,7 +105,7 @@ class YjsApi:
         try:
             offset = parse_offset(token)
         except InvalidRequest:
-            offset = None  # where no snapshot can be
+            offset = None  # no snapshot can be there
         if stream is None or snapshot is None or snapshot.offset != offset:
             raise NotFound(
                 f"document {document} has no snapshot at {token[:64]!r}",
@@ -113,8 +113,8 @@ class YjsApi:
                 hint="ask for the present one with offset=snapshot",
             )
         self._shard.deadlines.touch(stream)
-        # One more than the snapshot's own offset, as clients expect; a read there still returns whole messages, and
-        # none is so short that it could be passed over.
+        # One more than the snapshot's own offset, as clients expect. A read there still returns whole messages, because
+        # none is short enough to be skipped.
         fields = b"content-type: %b\r\nstream-next-offset: %b\r\n" % (
             OCTET_STREAM.encode(),
             format_offset(snapshot.offset + 1).encode(),
@@ -132,7 +132,7 @@ class YjsApi:
         return self._streams.read_query(request, document.key, query)
 
     def _read_nothing(self, request: Request, document: Document, query: dict[str, str]) -> Answer:
-        """A document that nobody has written to is an empty one (§9.1), for those who do not demand that it exists."""
+        """A document without updates reads as empty (§9.1), unless the request demands that it exists."""
         token = query.get("offset", BEGINNING_TOKEN)
         if token not in (BEGINNING_TOKEN, NOW_TOKEN):
             parse_offset(token)
@@ -162,14 +162,14 @@ class YjsApi:
             query = {**query, "live": "sse"}
         cursor = parse_cursor(query.get("cursor", ""))
         if cursor is not None and "offset" in query:
-            # Awareness streams expire and are made anew; nobody misses what a former one held.
+            # Awareness streams expire and are created again; the content of an earlier one is not needed.
             query = {**query, "cursor": str(cursor.interval)}
 
         def read() -> Answer:
             stream = self._existing(key)
             token = query.get("offset")
             if stream is not None and token == BEGINNING_TOKEN and stream.earliest:
-                # What was given up is of no interest to anybody.
+                # Trimmed awareness is not needed.
                 return self._streams.read_query(request, key, {**query, "offset": format_offset(stream.earliest)})
             return self._streams.read_query(request, key, query)
 
@@ -185,7 +185,7 @@ class YjsApi:
             return self._write_awareness(request, document, name)
         stream = self._find(document)
         if says_goodbye:
-            return self._say_goodbye(stream)
+            return self._answer_close(stream)
         check_updates(request.body)
         append = partial(self._streams.append, request, document.key)
         if stream is None:
@@ -197,8 +197,8 @@ class YjsApi:
         return _after_success(answer, partial(self._on_existing, document.key, self.compactor.consider))
 
     @staticmethod
-    def _say_goodbye(stream: Stream | None) -> Response:
-        """A client that leaves ends its producer by closing the stream. It does not mean the document."""
+    def _answer_close(stream: Stream | None) -> Response:
+        """Answer a client that ends its producer by closing the stream: the document stays open."""
         tail = format_offset(stream.tail if stream is not None else START)
         return Response(204, b"stream-next-offset: %b\r\n" % tail.encode())
 
@@ -239,11 +239,11 @@ class YjsApi:
         return self._streams.create(request, key)
 
     def _create_awareness_too(self, document: Document, response: Response) -> Answer:
-        """Who creates a document finds its default awareness stream there when that is answered."""
+        """Create the default awareness stream together with the document, before the answer."""
         key = document.awareness_key(AWARENESS_DEFAULT)
         if response.status >= 300 or self._existing(key) is not None:
             return response
-        # Also if that fails: the first who reads or writes it makes it.
+        # Also if that fails: the first reader or writer creates it.
         return self._shard.create(self._awareness(key)).then_either(lambda _: response)
 
     def _awareness(self, key: StreamKey) -> CreateStream:
@@ -253,7 +253,7 @@ class YjsApi:
         return self._streams.head(request, self._named(request, document))
 
     def delete(self, request: Request, document: Document) -> Answer:
-        """Delete a document, and its awareness streams with it; or one of those."""
+        """Delete a document with its awareness streams; or one awareness stream."""
         key = self._named(request, document)
         answer = self._streams.delete(request, key)
         return _after_success(answer, partial(self._delete_awareness, document)) if key == document.key else answer
@@ -264,7 +264,7 @@ class YjsApi:
                 self._shard.delete(stream.key)
 
     def _named(self, request: Request, document: Document) -> StreamKey:
-        """The stream that a request without a body names: the document's, or one of its awareness streams."""
+        """The stream that a request names in its query: the document's, or one of its awareness streams."""
         name = parse_query(request.query).get("awareness")
         if name is None:
             return document.key
@@ -292,17 +292,17 @@ class YjsApi:
             raise _no_document(document)
 
     def _check_has_awareness(self, document: Document) -> None:
-        """A document that does not exist, or no longer, has no awareness streams, and gets none."""
+        """A document that does not exist or is deleted has no awareness streams, and none are created."""
         if self._existing(document.key) is None:
             raise _no_awareness(document)
 
     def _with_awareness(self, document: Document, key: StreamKey, action: Callable[[], Answer]) -> Answer:
-        """Go on once an awareness stream exists: the first who reads or writes it makes it (§5.6)."""
+        """Continue once an awareness stream exists: its first reader or writer creates it (§5.6)."""
         self._check_has_awareness(document)
         return action() if self._existing(key) is not None else self._create_then(self._awareness(key), action)
 
     def _create_then(self, command: CreateStream, action: Callable[[], Answer]) -> Answer:
-        """Go on once a stream exists, made by this request or by one that came first."""
+        """Continue once a stream exists, created by this request or by an earlier one."""
 
         def created(outcome: Created | MillstreamError) -> Answer:
             if isinstance(outcome, MillstreamError) and self._existing(command.key) is None:
@@ -312,11 +312,11 @@ class YjsApi:
         return self._shard.create(command).then_either(created)
 
     def _check_session(self, request: Request, stream: Stream) -> None:
-        """Have a producer that starts over claim a new epoch.
+        """Make a producer that restarts its sequence claim a new epoch.
 
-        A client that reconnects counts from 0 again under its old name and epoch: by the base protocol's rule (§5.2.1)
-        its updates would pass for repetitions and be dropped. Being told of its old epoch, it takes the next. At worst
-        an update is stored twice, which Yjs does not mind.
+        A client that reconnects counts from 0 again under its old name and epoch. By the base protocol's rule (§5.2.1)
+        its updates would be taken for repeats and dropped. The error tells it its old epoch, and it takes the next one.
+        At worst an update is stored twice, which is harmless in Yjs.
         """
         producer_id = request.header(b"producer-id")
         if producer_id is None or request.header(b"producer-seq") != "0":
@@ -341,7 +341,7 @@ def _no_awareness(document: Document) -> NotFound:
 
 
 def _adapt_headers(request: Request) -> None:
-    """Without a content type it is the one that documents have; and documents are never closed."""
+    """The default content type is that of documents, and a request never closes a document."""
     headers = {b"content-type": OCTET_STREAM.encode(), **request.headers}
     headers.pop(b"stream-closed", None)
     request.headers = headers

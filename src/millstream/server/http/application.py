@@ -45,6 +45,6 @@ class Application(Protocol):
         sent."""
         ...
 
-    def worded(self, target: bytes, refusal: Response) -> Response:
+    def format_refusal(self, target: bytes, refusal: Response) -> Response:
         """An adapter's own refusal, in the error format of the protocol that the target belongs to."""
         ...

@@ -155,7 +155,7 @@ class Exchange:
         once would reset it, and the client might lose the answer."""
         # Receiving would send 100 Continue to a client that waits for it, and make it send the body.
         is_sending = not any(name.lower() == b"expect" for name, _ in self._scope["headers"])
-        await self._respond(self._app.worded(path, refusal), method, self._id, lingers=is_sending)
+        await self._respond(self._app.format_refusal(path, refusal), method, self._id, lingers=is_sending)
 
     async def _linger(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,1 +1,1 @@
-"""A process that serves: its assembly, start, reload and stop."""
+"""A server process: its assembly, start, reload and stop."""

@@ -1,4 +1,4 @@
-"""What a node of a cluster refuses to start with: settings that cannot work, and another node's data directory."""
+"""Start-up checks of a cluster node: settings that cannot work, and a data directory of another node."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from millstream.errors import ConfigurationError
 
 
 class Identity(msgspec.Struct):
-    """Whose data directory this is."""
+    """The node that a data directory belongs to."""
 
     cluster: str
     node_id: int
 
 
 def check_cluster(config: Config) -> None:
-    """Refuse what cannot work, before anything is touched."""
+    """Refuse settings that cannot work, before anything is changed."""
     cluster, server = config.cluster, config.server
     if config.cold.backend in ("fs", "memory"):
         raise ConfigurationError(
@@ -54,7 +54,7 @@ def check_cluster(config: Config) -> None:
 
 
 def _check_routes(config: Config) -> None:
-    """Routes lead to brokers. Other servers have their HTTP addresses there, which is easily mistaken."""
+    """Routes must name brokers. Some other servers expect HTTP addresses there, which is an easy mistake."""
     own = config.server.listen[1]
     mistaken = [f"{host}:{port}" for host, port in config.cluster.routes if port == own != config.cluster.listen[1]]
     if mistaken:
@@ -65,7 +65,7 @@ def _check_routes(config: Config) -> None:
 
 
 def check_directory(config: Config) -> None:
-    """Refuse a data directory that belongs to somebody else."""
+    """Refuse a data directory that belongs to another node or cluster."""
     directory = config.server.data_dir
     ours = _identity(config)
     if (directory / "log").exists():
@@ -86,7 +86,7 @@ def check_directory(config: Config) -> None:
 
 
 def claim_directory(config: Config) -> None:
-    """A data directory belongs to one node of one cluster, for ever."""
+    """Record the node and cluster that the data directory belongs to, permanently."""
     check_directory(config)
     path = config.server.data_dir / "node.json"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""A node of a cluster: its broker, its place among the members, a replica of every shard, the handlers over them."""
+"""A node of a cluster: its broker, its membership, a replica of every shard, and the handlers over them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OPENED_AT_ONCE: Final = 8
 RESTORE_ATTEMPTS: Final = 5
 MEMBERSHIP_STOP_SECONDS: Final = 1.0
 RECORD_MARGIN_BYTES: Final = 64 << 10
-# What a start makes in an empty data directory before the node has joined its cluster.
+# What a start creates in an empty data directory before the node has joined its cluster.
 MADE_AT_START: Final = ("node.json", "broker")
 
 
@@ -92,7 +92,8 @@ class ClusterNode:
     # -- starting ----------------------------------------------------------------------------------------------
 
     async def start(self) -> Front:
-        """Start everything; waits for a majority of the brokers. Whatever ends it, nothing is left running."""
+        """Start everything; waits for a majority of the brokers. If it fails or is cancelled, nothing is left
+        running."""
         loop = asyncio.get_running_loop()
         starting = loop.create_task(self._start())
 
@@ -110,7 +111,7 @@ class ClusterNode:
         except BaseException:
             await self.stop()
             if self._is_new and not self._shards:
-                # It never joined. `millstream restore`, which the refusal may ask for, wants an empty directory.
+                # The node never joined. `millstream restore`, which the refusal may suggest, needs an empty directory.
                 for name in MADE_AT_START:
                     _remove(self.config.server.data_dir / name)
             raise
@@ -162,13 +163,13 @@ class ClusterNode:
         return front
 
     def _address_of(self, request: Request) -> str:
-        """A client's address, as far as this node can tell."""
+        """A client's address, as far as this node can determine it."""
         gate = self._front.gate if self._front is not None else None
         return gate.client_address(request) if gate is not None else request.address
 
     def open_gate(self, config: Config) -> Gate | None:
-        """One gate for all shards, by this node's own token files."""
-        # The first shard's key heartbeats for all: every node has it, and needs no leader to use it.
+        """One gate for all shards, with this node's own token files."""
+        # The first shard's key signs for all shards. Every node has that key, so signing needs no leader.
         shards = self._shards
         return open_gate(
             config, self._metrics, self._clock, AllSubscriptions(shards), lambda: shards[0].replica.shard.token_key()
@@ -176,18 +177,18 @@ class ClusterNode:
 
     @property
     def runs_scheduled_jobs(self) -> bool:
-        """Scheduled jobs are for the whole cluster: whoever leads the first shard starts them."""
+        """Scheduled jobs run once for the whole cluster: the leader of the first shard starts them."""
         return bool(self._shards) and self._shards[0].replica.is_leading
 
     def _trust(self) -> ssl.SSLContext:
-        """Other nodes are trusted as far as the system's authorities and the cluster's own vouch for them."""
+        """The TLS context for other nodes: trusts the system's certificate authorities and the cluster's own."""
         context = ssl.create_default_context()
         if self.config.cluster.tls_authority:
             context.load_verify_locations(self.config.cluster.tls_authority)
         return context
 
     def _origins(self) -> Origins:
-        """Where the logs are to begin, if this node was restored to begin the cluster again."""
+        """The first positions of the logs, if this node was restored in order to create the cluster again."""
         found = read_origins(self.config.server.data_dir)
         ours = (self.config.cluster.name, self.config.cluster.shards)
         if found is not None and (found.cluster, len(found.positions)) != ours:
@@ -199,9 +200,9 @@ class ClusterNode:
         return found if found is not None else Origins(ours[0], [])
 
     async def _bootstrap_obstacle(self) -> ConfigurationError | None:
-        """A new cluster counts positions from one: it must not share a place with what another has written."""
+        """A new cluster counts positions from 1, so it must not use a store that another cluster has written to."""
         if read_origins(self.config.server.data_dir) is not None:
-            return None  # a restored one goes on where that ends
+            return None  # a restored cluster continues after the stored positions
         objects = open_objects(object_store_settings(self.config))
         try:
             async for entry in objects.list("manifests/"):
@@ -238,12 +239,12 @@ class ClusterNode:
         return BrokerSettings(urls, USER, cluster.secret), BrokerSettings(urls, SYSTEM_USER, cluster.secret)
 
     def _record_margin_bytes(self) -> int:
-        """By how much the record of an append may be larger than the body: its own fields, and two bytes a message
-        beyond the comma that the body has for it."""
+        """By how much the record of an append may be larger than the request's body: the record's own fields, and two
+        bytes per message in addition to the comma in the body."""
         return RECORD_MARGIN_BYTES + 2 * self.config.streams.append_messages_max
 
     def _broker_tls(self) -> ssl.SSLContext:
-        """For brokers that are not ours: whom to trust, and what to show them if they ask."""
+        """The TLS context for external brokers: which authorities to trust, and the client certificate."""
         cluster = self.config.cluster
         context = self._trust()
         if cluster.tls_certificate:
@@ -287,13 +288,13 @@ class ClusterNode:
     # -- shards ------------------------------------------------------------------------------------------------
 
     async def _open(self, number: int) -> LocalShard:
-        """A replica of a shard: its catalog, restored if the log has gone on without it, and everything behind it."""
+        """Open a replica of a shard. Its catalog is restored if the log no longer holds what comes after it."""
         attempt = 1
         while True:
             try:
                 return await self._try_to_open(number)
             except LogTrimmed as error:
-                # The leader has flushed while we read: what we were about to read is in the object store by now.
+                # The leader flushed and trimmed while we were reading: the missing part is in the object store now.
                 if attempt == RESTORE_ATTEMPTS:
                     raise
                 attempt += 1
@@ -345,14 +346,14 @@ class ClusterNode:
         self.notices += [f"shard {number}: {notice}" for notice in shard.notices]
         handlers = Handlers(shard, api_settings(config), self._metrics)
         if self._dispatch is not None and self._dispatch.read_limits is not None:
-            handlers.set_read_limits(self._dispatch.read_limits)  # they were changed since the start
+            handlers.set_read_limits(self._dispatch.read_limits)  # they were changed by a reload
         handlers.subscriptions.wakes.pause()
         leader_tasks, on_outdated = handlers.subscriptions.wakes, partial(self._reopen, number)
         replica = Replica(shard, log, link, self._membership, self._clock, leader_tasks, on_outdated)
         return LocalShard(replica, handlers)
 
     async def _open_all(self) -> None:
-        """Open every shard, some at a time: each waits for the broker and for the disk more than it works."""
+        """Open all shards, several at a time: each waits for the broker and the disk most of the time."""
         gate = asyncio.Semaphore(OPENED_AT_ONCE)
 
         async def open_one(number: int) -> LocalShard:
@@ -361,13 +362,13 @@ class ClusterNode:
 
         shards = range(self.config.cluster.shards)
         opened = await asyncio.gather(*(open_one(number) for number in shards), return_exceptions=True)
-        self._shards += [one for one in opened if isinstance(one, LocalShard)]  # a start that fails closes what is open
+        self._shards += [one for one in opened if isinstance(one, LocalShard)]  # a failed start closes them
         for one in opened:
             if isinstance(one, BaseException):
                 raise one
 
     async def _first_position(self, log: JetStreamLog) -> int:
-        """Where the log begins, once the brokers can tell: after a restart they agree on who leads it first."""
+        """The log's first position. Waits until the brokers can answer: after a restart they elect a leader first."""
         assert self._link is not None
         waiting = _Waiting(self._clock)
         while True:
@@ -379,7 +380,7 @@ class ClusterNode:
                 await asyncio.sleep(0.1)
 
     async def _restore(self, number: int, directory: Path, log: JetStreamLog, objects: Objects) -> None:
-        """Rebuild a catalog from the manifests, up to the last flush that the log says is sealed."""
+        """Rebuild a catalog from the manifests, up to the last flush that is sealed in the log."""
         assert self._membership is not None
         for attempt in range(1, RESTORE_ATTEMPTS + 1):
             through = await asyncio.to_thread(_last_sealed, log)
@@ -394,7 +395,7 @@ class ClusterNode:
                     cold, catalog, self._clock.now_ms(), lambda done, total: None, shard=number, through=through
                 )
             except (NotFound, Corrupt):
-                # The leader tidies manifests up while we read them; a later flush is there by then.
+                # The leader deletes old manifests while we read them; by then a later flush is stored.
                 if attempt == RESTORE_ATTEMPTS:
                     raise
                 await asyncio.sleep(1.0)
@@ -415,7 +416,7 @@ class ClusterNode:
 
     async def _reopen_later(self, number: int) -> None:
         local = self._shards[number]
-        if local.is_open:  # once, though this may be tried again
+        if local.is_open:  # once, because this may be retried
             local.is_open = False
             local.handlers.readers.end_all()
             await local.handlers.stop()
@@ -439,7 +440,8 @@ class ClusterNode:
             local.replica.membership_changed()
 
     async def _maintain_forever(self, admin: ClusterAdmin) -> None:
-        """Say whether this node is ready, hand over what it should not lead, and end when it was removed."""
+        """Announce whether this node is ready, hand over shards that it should not lead, and stop when it was
+        removed."""
         assert self._membership is not None
         membership, stable = self._membership, 0
         me = membership.heartbeat.node
@@ -466,7 +468,7 @@ class ClusterNode:
     # -- stopping ----------------------------------------------------------------------------------------------
 
     async def retire(self) -> None:
-        """Hand over what is led, while clients are still connected: they are sent on to whoever takes it."""
+        """Hand over the shards that this node leads, while clients are still connected and can be redirected."""
         for task in self._tasks:
             task.cancel()
         for local in self._shards:
@@ -476,7 +478,8 @@ class ClusterNode:
         await self._step_down([self._membership.leases])
         await asyncio.gather(
             *(
-                # Between two leaders the log's broker may change unnoticed; under one, what it was told last is lost.
+                # The broker's leader must change between two leaders of the shard: messages in flight would be lost
+                # otherwise.
                 local.replica.hand_over(
                     successors[local.replica.number % len(successors)] if successors else None,
                     before_release=partial(self._step_down, [local.replica.log.names.stream]),
@@ -497,7 +500,7 @@ class ClusterNode:
             await self._peers.step_down(self._broker_name(), longest_up_first, streams)
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
-        """Stop following, and stop the broker last: the others can do without us by then."""
+        """Stop following, and stop the broker last, when the other brokers no longer need it."""
         await end(*self._tasks)
         await asyncio.gather(*(self._stop_shard(local, timeout_seconds) for local in self._shards))
         if self._dispatch is not None:
@@ -518,7 +521,7 @@ class ClusterNode:
 
 
 class _Waiting:
-    """Says what is being waited for, now and then."""
+    """Logs from time to time what a start is waiting for."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -542,7 +545,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
 
 
 def _last_sealed(log: JetStreamLog) -> Position | None:
-    """Up to where the log says the object store has everything."""
+    """The position through which the log says that everything is in the object store."""
     log.read_from = 1
     through = None
     for batch in log.read():

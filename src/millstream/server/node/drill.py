@@ -1,7 +1,7 @@
-"""A drill: every shard of a cluster's store, restored for reading only, in one process without brokers or other nodes.
+"""A drill: all shards of a cluster's object store, restored read-only in one process without brokers or other nodes.
 
-`millstream restore --read-only` has made its data directory from the store alone, beside the cluster that runs. It
-serves what was restored, refuses writes, and has no way to change anything in the store (`read_only.py`).
+`millstream restore --read-only` creates its data directory from the store alone, while the cluster keeps running. The
+drill serves what was restored, refuses writes, and cannot change anything in the store (`read_only.py`).
 """
 
 from __future__ import annotations

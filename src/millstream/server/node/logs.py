@@ -1,7 +1,7 @@
 """Logs: one line per event on standard error, for people on a terminal and as JSON elsewhere.
 
-Lines carry what the code says and, where there is one, the request's id. Headers and bodies are never given to a
-logger, so neither payloads nor tokens can be in them.
+Lines carry the message and, if there is one, the request's id. Headers and bodies are never passed to a logger, so
+neither payloads nor tokens can appear in logs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A data directory for reading only: `millstream restore --read-only` has marked it, or `server.read_only` says so.
+"""Read-only data directories: marked by `millstream restore --read-only`, or configured by `server.read_only`.
 
-A server on it serves what was restored. It accepts no writes, owns no part of the object store, and has no way to
-change anything there: the store itself refuses (`Objects.read_only`).
+A server on such a directory serves what was restored. It accepts no writes, owns no part of the object store, and
+cannot change anything there: `Objects.read_only` refuses it.
 """
 
 from __future__ import annotations

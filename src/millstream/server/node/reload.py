@@ -1,4 +1,4 @@
-"""SIGHUP: take in what can change while the server runs, and say what was done and what was not."""
+"""Reload on SIGHUP: applies the settings that can change while the server runs, and logs what was applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millstream.server.node.logs import configure_logging
 
 logger = logging.getLogger("millstream")
 
-# Settings that take effect at once; for the rest the server must be started anew.
+# Settings that take effect at once; the others need a restart.
 RELOADED: Final = frozenset({"limits", "logging", "http", "read"})
 RELOADED_KEYS: Final = frozenset(
     {
@@ -33,7 +33,7 @@ RELOADED_KEYS: Final = frozenset(
 
 
 class Reloader:
-    """`load` reads the configuration again; `open_gate` makes a gate, for limits where there were none."""
+    """`load` reads the configuration again; `open_gate` makes a gate, if there was none before."""
 
     def __init__(
         self,

@@ -156,7 +156,7 @@ async def serve(
         await node.stop(config.server.stop_timeout)
         raise _cannot_listen(config.server.listen, error) from None
     stopped = asyncio.Event()
-    _hear_signals(stopped, Reloader(config, load or (lambda: config), node.open_gate, app, server))
+    _handle_signals(stopped, Reloader(config, load or (lambda: config), node.open_gate, app, server))
     node.on_removed = stopped.set
     _log_notices([*node.notices], warning)
     jobs = ScheduledJobs(
@@ -173,7 +173,7 @@ async def serve(
     await _stop(config, node, server, jobs)
 
 
-def _hear_signals(stopped: asyncio.Event, reloader: Reloader) -> None:
+def _handle_signals(stopped: asyncio.Event, reloader: Reloader) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

@@ -17,7 +17,7 @@ from millstream.server.api.console_pages import open_console
 from millstream.server.api.front import Front
 from millstream.server.api.gate import Gate
 from millstream.server.api.handlers import Handlers
-from millstream.server.api.single_node import front_of_one
+from millstream.server.api.single_node import single_node_front
 from millstream.server.http.metrics import Metrics
 from millstream.server.node.data_directory import DataDirectory
 from millstream.server.node.read_only import is_read_only, refusal
@@ -104,7 +104,7 @@ class Node:
         config = self.config
         metrics = Metrics()
         self.handlers = handlers = Handlers(self.shard, api_settings(config), metrics)
-        self.front = front = front_of_one(
+        self.front = front = single_node_front(
             self.shard, handlers, metrics, url_token_seconds_max=config.auth.url_token_max
         )
         front.logs_access = config.logging.access

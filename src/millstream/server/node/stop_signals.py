@@ -1,8 +1,8 @@
-"""Notices that a process is told to stop which somebody else's server runs.
+"""Detects that the process is asked to stop, when another program's ASGI server runs it.
 
-An ASGI server tells its applications to shut down only when every connection has ended, and a live read does not end
-by itself for a minute. So we listen to the signals that stop it too. Whoever listened before still hears them; where
-nobody did, or outside the main thread, nothing is changed.
+An ASGI server tells its applications to shut down only when every connection has ended, and a live read does not end by
+itself for a minute. So this module also handles the signals that stop the server, and then calls the earlier handlers.
+If there was no handler, or outside the main thread, nothing is changed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class StopSignals:
         for number in NUMBERS:
             before = signal.getsignal(number)
             if not callable(before):
-                continue  # the process ends at once, or does not hear it
+                continue  # the signal's default action ends the process, or it is ignored
             handler = self._beside(before)
             try:
                 signal.signal(number, handler)
             except ValueError:
-                return  # only the main thread may
+                return  # only the main thread may set handlers
             self._replaced[number] = (handler, before)
 
     def _beside(self, before: Handler) -> Handler:

@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
             self._refusal = response
             return
         app = self._shared.app
-        response = app.worded(self._reader.target, response)
+        response = app.format_refusal(self._reader.target, response)
         app.metrics.unrouted.statuses[response.status] += 1
         self._writer.write_refusal(response)
         self._close()
