@@ -1,9 +1,9 @@
-"""Configuration: every setting with its default, its form and its meaning, in one place.
+"""Configuration: every setting with its default, its type and its meaning, in one place.
 
-Precedence: defaults < TOML file < environment (`MILLSTREAM_SECTION_KEY`) < flags (`--set section.key=value`).
-A value that starts with `$` names an environment variable. Anything unknown or malformed is refused with the key,
-the value and what would be right. Environment variables are the exception: others set those too (Kubernetes makes
-`MILLSTREAM_SERVER_PORT` for a Service called millstream-server), so what names no setting is only told of.
+Precedence: defaults < TOML file < environment (`MILLSTREAM_SECTION_KEY`) < flags (`--set section.key=value`). A value
+that starts with `$` names an environment variable. Anything unknown or malformed is refused with the key, the value and
+what would be right. Environment variables are the exception: other programs set those too (Kubernetes makes
+`MILLSTREAM_SERVER_PORT` for a Service called millstream-server), so an unknown one is only reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86
 
 
 class Kind(NamedTuple):
-    """A form of value: how to read it, and how to say what it should look like."""
+    """A type of value: how to parse it, and how to describe what is valid."""
 
     parse: Callable[[object], Any]
     expects: str
@@ -503,31 +503,31 @@ _SECTIONS: Final[dict[str, type[Any]]] = {
 }
 
 
-# Settings of other servers of the protocol (Ursula's, so far), and what does the same here.
+# Settings of other servers of the protocol (Ursula's, so far), and their equivalents here.
 _ELSEWHERE: Final = {
     "server.hot_payload_backend": "leave it out: new messages are in memory and in the log of server.data_dir, which"
     " [hot] and [log] tune",
     "server.write_only_leader": "leave it out: every node answers reads, and writes go to the leader by a 307, or"
     " through this node with cluster.forward = true",
 }
-# Beside a value that is wrong, what people mistake the setting for.
+# Hints for wrong values: what the setting is commonly mistaken for.
 _MISTAKEN: Final = {
     "cluster.routes": "routes are the other nodes' cluster.listen (the brokers' port, 6437 by default), not the"
     " addresses of their HTTP",
 }
-# Variables of the command line, which are no settings.
+# Variables of the command line, which are not settings.
 _OF_COMMANDS: Final = frozenset({"MILLSTREAM_URL", "MILLSTREAM_TOKEN", "MILLSTREAM_CACERT"})
 
 
 def describe() -> Iterator[tuple[str, str, Kind, str]]:
-    """Every key with its default, its kind and its meaning, for the documentation."""
+    """Every key with its default, its type and its meaning, for the documentation."""
     for name, section in _SECTIONS.items():
         for one in fields(section):
             yield f"{name}.{one.name}", one.metadata["default"], one.metadata["kind"], one.metadata["doc"]
 
 
 def load(file: Path | None, environment: Mapping[str, str], assignments: Sequence[str]) -> Config:
-    """The configuration from all its sources, or a ConfigurationError that names what is wrong."""
+    """The configuration from all its sources; raises a ConfigurationError that names what is wrong."""
     values: dict[tuple[str, str], Any] = {}
     for origin, key, raw in [*_from_file(file), *_from_environment(environment), *_from_flags(assignments)]:
         section, name = _known(key, origin)
@@ -560,7 +560,7 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, str, object]]:
 
 
 def _variables() -> dict[str, str]:
-    """The environment variable of each setting, and the setting's key."""
+    """The environment variable of each setting, with the setting's key."""
     return {
         f"MILLSTREAM_{name}_{one.name}".upper(): f"{name}.{one.name}"
         for name, section in _SECTIONS.items()
@@ -575,7 +575,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Of each variable that looks like a setting and is none, a sentence that says so; it changes nothing."""
+    """A sentence for each environment variable that looks like a setting but is none; such variables have no effect."""
     known = _variables()
     found = []
     for variable, value in sorted(environment.items()):
@@ -584,7 +584,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         section = variable.split("_")[1].lower()
         meant = did_you_mean(variable, known, cutoff=0.85)
         if section not in _SECTIONS and meant is None:
-            continue  # the operator's own, such as one that a value names with $
+            continue  # the operator's own variable, such as one that a value names with $
         sentence = f"the environment variable {variable} is ignored: there is no such setting"
         if re.fullmatch(r"(tcp|udp)://\S+", value) or "_SERVICE_" in variable or "_PORT_" in variable:
             sentence += "; Kubernetes sets it for a Service of that name (enableServiceLinks: false stops that)"

@@ -1,6 +1,6 @@
-"""The checks of `millstream doctor` on who can reach a server and what they can do: exposure, certificate, tokens.
+"""The checks of `millstream doctor` on access: exposure, certificate and tokens.
 
-They read the files as the server would when it starts, as the user who runs the check.
+They read the files as the server does at its start, as the user who runs the check.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES_SHOWN_MAX: Final = 3
 
 
 def exposure(config: Config, clock: Clock) -> Iterator[Finding]:
-    """Whether listening where it is told to is meant: away from loopback only with [auth] and [tls], or --insecure."""
+    """Whether the exposure is intended: beyond loopback the server needs [auth] and [tls], or --insecure."""
     name, host = "exposure", config.server.listen[0]
     try:
         warning = check_exposure(config)
@@ -48,7 +48,7 @@ def exposure(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def certificate(config: Config, clock: Clock) -> Iterator[Finding]:
-    """Whether certificate and key can be read, fit together, and are good for a while."""
+    """Whether certificate and key can be read, match, and stay valid for a while."""
     name = "certificate"
     try:
         context = tls_context(config.tls)
@@ -82,7 +82,7 @@ def _validity(name: str, path: Path, clock: Clock) -> Finding:
 
 
 def _names(found: x509.Certificate) -> str:
-    """Whom a certificate names, as far as there is room."""
+    """The names in a certificate, shortened if there are many."""
     try:
         extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -96,7 +96,7 @@ def _names(found: x509.Certificate) -> str:
 
 
 def access(config: Config, clock: Clock) -> Iterator[Finding]:
-    """Whether the token and key files can be used, and whether anybody could do anything with them."""
+    """Whether the token and key files can be used, and whether any token can do anything."""
     name, settings = "access", auth_settings(config)
     if not config.auth.enabled:
         named = [key for key in ("tokens_file", "jwks_file") if getattr(config.auth, key) is not None]
@@ -140,11 +140,11 @@ def _keys(path: Path | None) -> list[PyJWK]:
 
 
 def _kept_private(name: str, what: str, path: Path) -> Iterator[Finding]:
-    """A finding if others than its owner and its group may read a file, or others than its owner write it."""
+    """A finding if a file can be read by others than its owner and group, or written by others than its owner."""
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # not made yet
+        return  # not created yet
     if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         message = f"{what} {path} can be read or changed by others (mode {stat.S_IMODE(mode):04o})"
         yield Finding(name, "warning", message, f"chmod 600 {path}")

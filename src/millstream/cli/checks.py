@@ -1,6 +1,6 @@
-"""What `millstream doctor` looks at on this machine: each check says what it found and, if that is bad, what to do.
+"""The checks of `millstream doctor` on this machine: each reports a finding and, if there is a problem, a remedy.
 
-Checks leave nothing behind and disturb no server that runs on the same data directory.
+Checks leave nothing behind and do not disturb a server that runs on the same data directory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DISK_FREE_BYTES_FEW: Final = 10 << 30
 SYNC_SECONDS_SLOW: Final = 0.02
 SYNCS: Final = 10
 SKEW_SECONDS_MAX: Final = 5.0
-RELEASED_AT_MS: Final = 1_760_000_000_000  # a clock that shows less is not set
+RELEASED_AT_MS: Final = 1_760_000_000_000  # a clock that shows an earlier time is not set
 DESCRIPTORS_RESERVED: Final = 256
 # File systems whose content does not survive a restart of the machine.
 VOLATILE: Final = ("tmpfs", "ramfs")
@@ -70,7 +70,7 @@ def run_checks(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def _nearest(path: Path) -> Path:
-    """The path itself, or the directory in which it would be made."""
+    """The path itself, or the existing directory in which it would be created."""
     path = path.absolute()
     return next(one for one in (path, *path.parents) if one.exists())
 
@@ -99,7 +99,7 @@ def _data_directory(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def _refused_catalogs(path: Path) -> Iterator[Finding]:
-    """Catalogs that a start refuses: damaged, or another version's."""
+    """Catalogs with which a start is refused: damaged, or of another version."""
     for catalog in (path / "catalog", *sorted(path.glob("shards/*/catalog"))):
         try:
             check_stored_format(catalog)
@@ -108,7 +108,7 @@ def _refused_catalogs(path: Path) -> Iterator[Finding]:
 
 
 def log_records(config: Config, clock: Clock) -> Iterator[Finding]:
-    """Records of the log that could not be applied, and those that were set aside for that."""
+    """Records of the log that could not be applied, and those that are quarantined."""
     name, directory = "log records", config.server.data_dir / "quarantine"
     try:
         refused, aside = read_all(directory, REFUSED), read_all(directory, SET_ASIDE)
@@ -124,7 +124,7 @@ def log_records(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 class _Probe:
-    """A file that is gone afterwards."""
+    """A temporary file for a test write."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._path = folder / f"doctor-{clock.random_bytes(8).hex()}.probe"
@@ -149,7 +149,7 @@ def _disk(config: Config, clock: Clock) -> Iterator[Finding]:
     place = _nearest(config.server.data_dir)
     usage = shutil.disk_usage(place)
     message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free on the disk of {place}"
-    # The log holds what memory holds until it is flushed, and a little more.
+    # The log holds what is in memory until it is flushed, and a little more.
     needed = max(DISK_FREE_BYTES_MIN, config.hot.bytes_max + 2 * config.log.segment_bytes)
     if usage.free < DISK_FREE_BYTES_MIN:
         yield Finding(
@@ -165,7 +165,7 @@ def _disk(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def _durability(config: Config, clock: Clock) -> Iterator[Finding]:
-    """Whether an fdatasync means something here, and what it costs."""
+    """Whether fdatasync really makes data durable here, and how long it takes."""
     name = "durability"
     place = _nearest(config.server.data_dir)
     kind = _file_system(place)
@@ -194,7 +194,7 @@ def _durability(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def _file_system(path: Path) -> str | None:
-    """The type of the file system a path is on, where the kernel tells."""
+    """The type of the file system that a path is on, if the kernel reports it."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -246,7 +246,7 @@ def _folder_to_be(name: str, where: str, path: Path, clock: Clock) -> Finding:
 
 
 async def _try_store(config: Config, clock: Clock) -> float:
-    """Write, read and delete a probe; returns how far the store's clock is ahead of ours."""
+    """Write, read and delete a test object; returns by how many seconds the store's clock is ahead of ours."""
     objects = open_objects(object_store_settings(config))
     path, content = f"doctor/{clock.random_bytes(8).hex()}.probe", clock.random_bytes(64)
     before = clock.now_ms()
@@ -263,7 +263,7 @@ async def _try_store(config: Config, clock: Clock) -> float:
                 (object_store_settings(config).path / "doctor").rmdir()
     if modified > after:
         return (modified - after) / 1000
-    return min(modified + 1000 - before, 0) / 1000  # stores tell whole seconds
+    return min(modified + 1000 - before, 0) / 1000  # stores report whole seconds
 
 
 # -- the machine -------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def _memory(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def _memory_bytes() -> int | None:
-    """What this machine, or the container it is, may use."""
+    """The memory that this machine, or its container, may use."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -345,7 +345,7 @@ def _port(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 def _neighbour(name: str, where: str, *, is_secure: bool) -> Finding:
-    """Who listens where the server would. Nothing is told to it, so its certificate may be anybody's."""
+    """What listens on the server's port. Nothing secret is sent to it, so its certificate is not verified."""
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     url = f"{'https' if is_secure else 'http'}://{where.replace('0.0.0.0', '127.0.0.1').replace('[::]', '[::1]')}"

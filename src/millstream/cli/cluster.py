@@ -1,4 +1,4 @@
-"""`millstream cluster`: what an operator asks of a running cluster, through any of its nodes."""
+"""`millstream cluster`: administration of a running cluster, through any of its nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.client import NotFound, calls
 from millstream.client.conversation import Call
 from millstream.errors import MillstreamError, Unavailable
 
-# A node that is added answers when it has caught up, one that is removed when others have what it had.
+# Adding a node ends when it has caught up; removing one ends when other nodes have its data.
 TIMEOUT_SECONDS: Final = 120.0
 
 T = TypeVar("T")

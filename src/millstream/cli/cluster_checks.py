@@ -1,6 +1,6 @@
-"""The checks of `millstream doctor` on a node of a cluster: what `serve` refuses, its broker's port, and the others'.
+"""The checks of `millstream doctor` on a cluster node: what `serve` refuses, its broker's port, and other brokers.
 
-They connect to the other brokers' ports, wait for the line a broker greets with, and say nothing themselves.
+They connect to the other brokers' ports, wait for a broker's greeting, and send nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 
 def cluster(config: Config, clock: Clock) -> Iterator[Finding]:
-    """Whether this node would start, and whether it would find the others."""
+    """Whether this node would start, and whether it would reach the others."""
     name = "cluster"
     if not config.cluster.name:
         return
@@ -84,7 +84,7 @@ def _brokers(addresses: Iterable[Address]) -> Iterator[Finding]:
 
 
 def _greeting(address: Address) -> bytes:
-    """The first bytes that whoever listens there says of its own accord; none if it waits to be spoken to."""
+    """The first bytes that the server at an address sends unasked; empty if it sends none."""
     with socket.create_connection(address, GREETING_SECONDS) as connection:
         try:
             return connection.recv(len(GREETING), socket.MSG_WAITALL)

@@ -1,4 +1,4 @@
-"""`millstream cold ls|verify|stats`: look at the cold tier, from the object store itself."""
+"""`millstream cold ls|verify|stats`: inspects the cold tier, directly in the object store."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _row(segment: SegmentRef) -> dict[str, object]:
 
 
 def _location(settings: ObjectStoreSettings, path: str) -> str:
-    """Where an object is, as programs that know nothing of this server name it."""
+    """An object's location, as other programs name it."""
     if settings.backend == "fs":
         return str(settings.path / path)
     scheme, holder = {"s3": ("s3", "bucket"), "gcs": ("gs", "bucket"), "azure": ("az", "container")}[settings.backend]
@@ -174,7 +174,7 @@ async def _verify(options: argparse.Namespace) -> int:
                 problems.append({"path": f"owner/{shard:04d}/", "problem": error.message})
         view = await cold_view(cold, chains)
         segments = list(view.segments.values())
-        # Replaced by compaction, and kept for a while for those who still read them.
+        # Replaced by a compaction, and kept for a while for current readers.
         old, young = await _leftovers(cold, view.segments.keys() | view.retired, config.cold.leftover_age)
         problems += [{"path": path, "problem": "no manifest names this object, and it is old"} for path in old]
         notes += [{"path": path, "note": "no manifest names this object (yet)"} for path in young]
@@ -202,9 +202,9 @@ async def _verify(options: argparse.Namespace) -> int:
 
 
 async def _leftovers(cold: ColdTier, known: Container[str], age_seconds: float) -> tuple[list[str], list[str]]:
-    """The segments that nothing names: those so old that a server should have deleted them, and the others.
+    """The segments that nothing refers to: those so old that a server should have deleted them, and the others.
 
-    Their age is by the store's own clock, from the newest object there, as it is for the server.
+    Ages are by the store's own clock, relative to the newest object there, as in the server.
     """
     entries = [entry for prefix in ("segments/", "manifests/") async for entry in cold.objects.list(prefix)]
     newest_ms = max((entry.modified_ms for entry in entries), default=0)
@@ -226,7 +226,7 @@ async def _check_snapshot(cold: ColdTier, snapshot: SnapshotRef) -> None:
 
 
 async def _check(cold: ColdTier, segment: SegmentRef) -> None:
-    """One segment: its checksum, its footer, every page, and that the index says what the rows do."""
+    """Verify one segment: its checksum, its footer, every page, and that the index matches the rows."""
     data = await cold.objects.get(segment.path)
     if len(data) != segment.size or zlib.crc32(data) != segment.checksum:
         raise MillstreamError(

@@ -1,7 +1,7 @@
-"""`millstream completion bash|zsh|fish`: a completion script, made from the commands themselves.
+"""`millstream completion bash|zsh|fish`: a completion script, generated from the commands.
 
-Buckets and streams are completed by asking the server, through the same command (`--buckets`, `--streams`); a server
-that does not answer at once means no suggestions, and no complaint.
+Buckets and streams are completed by asking the server, through the same command (`--buckets`, `--streams`). If the
+server does not answer at once, there are no suggestions and no error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millstream.protocol.keys import DEFAULT_BUCKET
 
 ANSWER_SECONDS: Final = 2.0
 NAMES_MAX: Final = 200
-# What the argument is called that names one of these.
+# The names of arguments that take a bucket or a stream.
 _KINDS: Final = {"BUCKET": "buckets", "STREAM": "streams", "SOURCE": "streams", "TARGET": "streams"}
 
 
@@ -43,7 +43,7 @@ def add_parser(found: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: Parser) -> int:
-    from millstream.cli.main import build_parser  # which knows this module
+    from millstream.cli.main import build_parser  # imported here because it imports this module
 
     if options.shell is not None:
         print("\n".join(SHELLS[options.shell](list(commands(build_parser())))))
@@ -65,11 +65,11 @@ def _names(options: argparse.Namespace) -> list[str]:
                 return [name for name in client.buckets() if name.startswith(options.buckets)]
             return list(_streams(client, options.streams))
     except MillstreamError:
-        return []  # somebody is typing: this is no place for an error
+        return []  # the user is typing, so errors are not shown
 
 
 def _streams(client: Client, start: str) -> Iterator[str]:
-    """Streams as they are typed. Before the first slash those are the buckets, and the streams of the default one."""
+    """Streams as a user types them. Before the first slash: the buckets, and the streams of the default bucket."""
     bucket, slash, prefix = start.partition("/")
     if slash:
         for entry in islice(client.bucket(bucket).list(prefix), NAMES_MAX):
@@ -116,7 +116,7 @@ def _quoted(text: str) -> str:
 def _cases(
     found: Sequence[Command], answer: Callable[[str], str], names: Callable[[str], str], files: str
 ) -> Iterator[str]:
-    """The two questions both shells ask: what may follow an option, and what else may stand here."""
+    """The two decisions both shells make: what may follow an option, and what else is valid at this place."""
     yield '    case "$chain:$previous" in'
     for command, option in _valued(found):
         patterns = "|".join(f'"{" ".join(command.path)}:{flag}"' for flag in option.flags)
@@ -137,7 +137,7 @@ def _cases(
 
 
 def _walk(found: Sequence[Command]) -> Iterator[str]:
-    """How both shells find the command that is being typed, and the server that it is for."""
+    """How both shells determine the command that is being typed, and its server."""
     yield '        case "${chain:+$chain }$word" in'
     patterns = "|".join(f'"{" ".join(command.path)}"' for command in found if command.path)
     yield f'            {patterns}) chain="${{chain:+$chain }}$word" ;;'

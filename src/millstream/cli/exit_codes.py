@@ -1,4 +1,4 @@
-"""What a command's exit code means; docs/cli.md lists them from here."""
+"""The exit codes of commands; docs/cli.md lists them from here."""
 
 from __future__ import annotations
 

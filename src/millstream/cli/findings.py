@@ -1,4 +1,4 @@
-"""What a check of `millstream doctor` found, and, if that is bad, what to do."""
+"""The finding of a check of `millstream doctor`, with a remedy if there is a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many messages from one input: each line is appended once, in order, in batches."""
+"""Appends each line of an input as a message, once and in order, in batches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from millstream.protocol.content_types import is_json
 
 
 def append_lines(client: Client, stream: Stream, options: argparse.Namespace) -> int:
-    """Append the lines of DATA, --file or standard input; empty ones are left out."""
+    """Append the lines of DATA, --file or standard input; empty lines are skipped."""
     if options.seq is not None or options.if_match is not None:
         raise InvalidRequest("--lines goes with neither --seq nor --if-match")
     if options.data not in (None, "-"):
         raise InvalidRequest("--lines reads standard input or a file", hint="write - or --file FILE")
     content_type = stream.content_type()
     checks = is_json(content_type)
-    # Nobody else has this id, so its first epoch is free and its repeats are told apart.
+    # The id is unique, so its first epoch is unused and repeated appends are recognised.
     producer_id = f"millstream-cli-{SystemClock().random_bytes(8).hex()}"
     with client.producer(stream, producer_id, content_type=content_type) as producer:
         with _open(options) as source, Progress("appending", _size(source), unit="bytes") as progress:
@@ -61,7 +61,7 @@ def _open(options: argparse.Namespace) -> Iterator[BinaryIO]:
 
 
 def _size(source: BinaryIO) -> int:
-    """How long the input is; 0 if nobody can know."""
+    """The size of the input; 0 if it is unknown."""
     try:
         status = os.fstat(source.fileno())
     except OSError:
@@ -70,7 +70,7 @@ def _size(source: BinaryIO) -> int:
 
 
 def _check_json(message: bytes, number: int, producer: IdempotentProducer) -> None:
-    """A bad line would spoil the batch it travels in, so it is refused here, by its number."""
+    """Refuse an invalid line here, by its number: in a batch it would make the server refuse all of it."""
     try:
         msgspec.json.decode(message, type=msgspec.Raw)
     except msgspec.DecodeError as error:

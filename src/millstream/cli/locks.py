@@ -1,4 +1,4 @@
-"""Who holds a data directory, without disturbing them."""
+"""The process that holds a data directory, determined without disturbing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def holder_of(lock: Path) -> str | None:
-    """Which process holds the data directory, if one does."""
+    """The process that holds the data directory, if there is one."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except OSError:

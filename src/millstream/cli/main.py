@@ -1,4 +1,4 @@
-"""`millstream`: finds the command, runs it, and says in one line what went wrong."""
+"""`millstream`: finds the command, runs it, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.cli.allocator import choose_returning_allocator
 from millstream.cli.parser import Parser, report_error
 from millstream.errors import MillstreamError
 
-# Each is a module of this package. Only the one that is asked for is imported: some bring the whole server.
+# Each is a module of this package. Only the requested one is imported: some import the whole server.
 COMMANDS = (
     "serve",
     "streams",
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output once more when it ends, and would complain.
+        # Python flushes standard output again at exit and would report an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.BROKEN_PIPE
 
@@ -72,7 +72,7 @@ def entry() -> NoReturn:
 
 
 def run_and_leave(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run and leave without tearing the interpreter down: the object store's threads do not survive that cleanly."""
+    """Run and exit without tearing down the interpreter, which the object store's threads do not survive cleanly."""
     code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()

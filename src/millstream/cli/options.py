@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they print."""
+"""Options and output formats that several commands share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """What a server may be started with beside its configuration, and what `doctor` may be told of it."""
+    """The options of a server besides its configuration, which `doctor` takes too."""
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:4437)")
     parser.add_argument("--node-id", metavar="N", help="this node's number in its cluster (default 1)")
     parser.add_argument(
@@ -68,7 +68,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they need to be; numbers to the right."""
+    """Print columns as wide as needed; numbers are right-aligned."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(heading), *(len(row[i]) for row in cells), 0) for i, heading in enumerate(headings)]
     numeric = [bool(rows) and all(isinstance(row[i], int) for row in rows) for i in range(len(headings))]

@@ -1,4 +1,4 @@
-"""The command line's parser: argparse, with help where a command is missing and the right word where one is wrong."""
+"""The command line's parser: argparse that shows help for a missing command and a suggestion for a wrong one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
     _arguments: Sequence[str] = ()
 
     def add_actions(self, dest: str, metavar: str) -> Any:
-        """Subcommands. Whoever names none of them gets their list."""
+        """Add subcommands. A command line that names none of them shows their list."""
         self.set_defaults(run=self._show_help)
         return self.add_subparsers(dest=dest, metavar=metavar, title="commands")
 
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         return exit_codes.OK
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is left over here, where it is known which command it was given to."""
+        """Refuse unknown arguments here, where the command that they were given to is known."""
         self._arguments = sys.argv[1:] if args is None else args
         found, left = super().parse_known_args(self._arguments, namespace)
         if left:
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def report_error(message: str, hint: str | None, code: str, *, as_json: bool) -> None:
-    """The one way a command says what went wrong: on standard error, with what to do."""
+    """The format of every command's errors: on standard error, with a hint."""
     if as_json:
         described = {"code": code, "message": message, "hint": hint}
         sys.stderr.write(msgspec.json.encode({"error": described}).decode() + "\n")

@@ -1,4 +1,4 @@
-"""`millstream pipeline …`: the jobs that tend and use the data in bulk, on Spark."""
+"""`millstream pipeline …`: jobs on Spark that maintain the stored data or process it in bulk."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _connection(options: argparse.Namespace, buckets: Sequence[str] = ()) -> tuple[Connection, ColdRoot]:
-    """Where the server is. One that is not there, or lacks a bucket, is refused before Spark starts."""
+    """The connection to the server. If it is unreachable or lacks a bucket, fail before Spark starts."""
     from millstream.spark.errors import SourceError
     from millstream.spark.options import read_options
     from millstream.spark.source_client import SourceClient
@@ -98,7 +98,7 @@ def _check_bucket(client: SourceClient, bucket: str, url: str) -> None:
 
 
 def _source_options(options: argparse.Namespace) -> dict[str, str]:
-    """The server and the object store, as the data source's options name them."""
+    """The server and the object store, as options of the data source."""
     address = server_address(options)
     given = {
         "url": address.url,
@@ -126,7 +126,7 @@ def _session(options: argparse.Namespace) -> SparkSession:
 
 
 class _Bar:
-    """A progress bar whose total is known when the job says so."""
+    """A progress bar whose total becomes known when the job reports it."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -422,7 +422,8 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _origin(options: argparse.Namespace) -> tuple[Connection, list[tuple[str, str]]]:
-    """The other server, and which of its streams get which names. A bucket of a millstream is all of its streams."""
+    """The other server, and the new name of each of its streams. Importing a millstream bucket imports all its
+    streams."""
     from millstream.client import Client
     from millstream.spark.options import Connection
 

@@ -1,4 +1,4 @@
-"""Progress on long work: a bar on a terminal, silence elsewhere."""
+"""Progress of long work: a bar on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REDRAW_SECONDS = 0.1
 
 
 class Progress:
-    """`with Progress("reading", total) as progress: progress.advance()`. Of a total of 0 only the count is shown."""
+    """`with Progress("reading", total) as progress: progress.advance()`. With a total of 0 only the count is shown."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`millstream quarantine`: go on without a record of the log that cannot be applied."""
+"""`millstream quarantine`: skips a record of the log that cannot be applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that talk to a server share: where it is, who asks, what goes in and how it comes out."""
+"""What commands that talk to a server share: its address, credentials, input and output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONNECTION: Final = "connection"
 
 
 class ServerAddress(NamedTuple):
-    """Where the server is, and how to be let in: from the options, else from the environment."""
+    """The server's address and credentials: from the options, else from the environment."""
 
     url: str
     token: str | None
@@ -76,8 +76,8 @@ def connect(options: argparse.Namespace, url: str | None = None, *, retries: int
 
 
 def trusting(cacert: str) -> ssl.SSLContext:
-    """Trust in the certificates of one file, and in no others."""
-    import ssl  # only those who need it wait for it
+    """A TLS context that trusts only the certificates of one file."""
+    import ssl  # imported only when it is needed, because it is slow
 
     try:
         return ssl.create_default_context(cafile=cacert)
@@ -91,7 +91,7 @@ def trusting(cacert: str) -> ssl.SSLContext:
 def add_action(
     actions: Any, name: str, run: Callable[[argparse.Namespace], int], explanation: str, example: str = ""
 ) -> argparse.ArgumentParser:
-    """A subcommand that talks to a server. `explanation` is one sentence without its full stop."""
+    """Add a subcommand that talks to a server. `explanation` is one sentence without its full stop."""
     parser: argparse.ArgumentParser = actions.add_parser(
         name,
         help=explanation,
@@ -104,7 +104,7 @@ def add_action(
 
 
 def read_input(source: str) -> bytes:
-    """What a FILE argument means: a file, or standard input for `-`."""
+    """The content of a FILE argument: a file, or standard input for `-`."""
     if source == "-":
         return sys.stdin.buffer.read()
     try:
@@ -115,7 +115,7 @@ def read_input(source: str) -> bytes:
 
 @contextmanager
 def open_output(target: str | None) -> Iterator[BinaryIO]:
-    """Where --output leads: a file, or standard output."""
+    """The target of --output: a file, or standard output."""
     if target is None or target == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -128,7 +128,7 @@ def open_output(target: str | None) -> Iterator[BinaryIO]:
 
 
 def encode_chunk(chunk: Chunk, *, as_json: bool) -> bytes:
-    """A chunk for programs, as one JSON object on a line, or for people: JSON messages one a line, else bytes."""
+    """A chunk as one line of JSON for programs; or for people: JSON messages one per line, other content as bytes."""
     if as_json:
         return msgspec.json.encode({**_content(chunk), "next_offset": chunk.next_offset}) + b"\n"
     if is_json(chunk.content_type):
@@ -136,7 +136,7 @@ def encode_chunk(chunk: Chunk, *, as_json: bool) -> bytes:
     return chunk.data
 
 
-# A line break inside a JSON message can only stand between its tokens.
+# A line break inside a JSON message can only be between its tokens.
 _ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
@@ -152,7 +152,7 @@ def _content(chunk: Chunk) -> dict[str, object]:
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:
-    """Names and values in two columns, without those that have none."""
+    """Print names and values in two columns, without empty values."""
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
         if value is not None:
@@ -160,6 +160,6 @@ def print_fields(fields: Sequence[tuple[str, object]]) -> None:
 
 
 def with_hint(error: ClientError, hint: str) -> ClientError:
-    """The error with advice for somebody at a command line, if the server had none."""
+    """The error with a hint for the command line, if the server gave none."""
     error.hint = error.hint or hint
     return error

@@ -1,4 +1,4 @@
-"""`millstream serve`: run a server until it is told to stop."""
+"""`millstream serve`: runs a server until it is stopped."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
     configure_logging(config.logging)
     for sentence in unknown_variables(os.environ):
         logger.warning(sentence)
-    # Requests make no cycles; collecting them often costs more than it frees.
+    # Requests create no cycles, so frequent collections cost more than they free.
     gc.set_threshold(50_000, 20, 50)
-    # A log thread that has finished a sync should not wait long for its turn to say so.
+    # A log thread that has finished a sync should get the interpreter lock soon.
     sys.setswitchinterval(0.0005)
     announce = partial(print, flush=True)
     uvloop.run(serve(config, announce, examples=options.examples, load=lambda: load_configuration(options)))

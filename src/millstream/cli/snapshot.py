@@ -92,7 +92,7 @@ def _ls(options: argparse.Namespace) -> int:
     with connect(options) as client:
         try:
             info = client.stream(options.stream).head()
-        except NotFound:  # an answer to HEAD has no words
+        except NotFound:  # an answer to HEAD has no error message
             raise NotFound(f"stream {options.stream} does not exist") from None
     offsets = [info.snapshot_offset] if info.snapshot_offset is not None else []
     if options.json:

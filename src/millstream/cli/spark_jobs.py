@@ -1,7 +1,7 @@
-"""Runs Spark for a command: its log in a file, its tasks as a progress bar, and its errors in one line.
+"""Runs Spark for a command: Spark's log goes to a file, its tasks to a progress bar, its errors to one line.
 
-A JVM writes its log to the standard error that it inherits when it starts. It is started with a file there; the file is
-named if the job fails and removed if it does not. Under `spark-submit` the JVM is there before us, and keeps its own.
+A JVM writes its log to the standard error that it inherits. So it is started with a file as standard error; the file is
+named if the job fails, and removed otherwise. Under `spark-submit` the JVM already runs and keeps its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.3
 REASON_CHARACTERS_MAX: Final = 400
 
-# The last line of a Python traceback inside an error of Spark: what our own code said.
+# The last line of a Python traceback inside a Spark error: the message of our own code.
 _OURS: Final = re.compile(r"^\s*(?:[\w.]*: )?millstream(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 _CODE: Final = re.compile(r"^\[[A-Z0-9_.]+\] ")
 
@@ -36,7 +36,7 @@ class JobFailed(MillstreamError):
 
 @contextmanager
 def quiet_start() -> Iterator[Path | None]:
-    """Whatever starts a JVM in here gives it a file as standard error; yields the file."""
+    """A JVM that is started in this context gets a file as its standard error; yields the file."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         yield None
         return
@@ -55,7 +55,7 @@ def quiet_start() -> Iterator[Path | None]:
 
 @contextmanager
 def plain_errors(log: list[Path]) -> Iterator[None]:
-    """Errors of Spark become one sentence; `log` has the file that Spark's own words are in, once there is one."""
+    """Turn Spark errors into one sentence; `log` has the file with Spark's log, once there is one."""
     try:
         yield
     except Exception as error:
@@ -70,7 +70,7 @@ def plain_errors(log: list[Path]) -> Iterator[None]:
 
 
 def reason_of(text: str) -> str:
-    """What an error of Spark says, without the Java and Python tracebacks."""
+    """The reason in a Spark error, without the Java and Python tracebacks."""
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1]).strip().rstrip(".")[:REASON_CHARACTERS_MAX]
@@ -80,7 +80,7 @@ def reason_of(text: str) -> str:
 
 @contextmanager
 def tasks_shown(spark: SparkSession, label: str) -> Iterator[None]:
-    """A bar with the tasks of the stages that run, on a terminal."""
+    """Show the tasks of the running stages as a progress bar, on a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -97,14 +97,14 @@ def tasks_shown(spark: SparkSession, label: str) -> Iterator[None]:
 def _show(spark: SparkSession, label: str, is_over: threading.Event) -> None:
     try:
         tracker = spark.sparkContext.statusTracker()
-    except Exception:  # Spark Connect has no such thing; nobody needs a bar
+    except Exception:  # Spark Connect has no status tracker; then there is no bar
         return
     while not is_over.wait(LOOK_SECONDS):
-        with suppress(Exception):  # a session that is being stopped
+        with suppress(Exception):  # the session may be stopping
             stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
             total = sum(stage.numTasks for stage in stages if stage is not None)
             done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
             if total:
                 Progress(label, total).advance(done)
     with Progress(label, 0):
-        pass  # takes the bar away
+        pass  # removes the bar

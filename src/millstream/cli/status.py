@@ -1,4 +1,4 @@
-"""`millstream status`: whether a server is well, in one look."""
+"""`millstream status`: a summary of a server's state."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             stats = client.stats()
         except (Unauthorized, Forbidden):
-            stats = None  # it takes an administrator's token to see more
-    # What keeps a node from being ready keeps its cluster from it too.
+            stats = None  # statistics need an administrator's token
+    # Whatever keeps a node from being ready also keeps its cluster from it.
     problems = [*local.problems, *(one for one in cluster.problems if one not in local.problems)]
     if stats is not None and stats["flush_failure"] is not None:
         problems.append(f"the last flush failed: {stats['flush_failure']}")

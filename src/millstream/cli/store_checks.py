@@ -1,6 +1,6 @@
-"""Whose the object store is, and whether a server may start on this data directory: for `millstream doctor`.
+"""The checks of `millstream doctor` on the object store's owner: whether a server may start on this data directory.
 
-The catalog and the log are read as they are; nothing is opened for writing, cut or taken over.
+The catalog and the log are only read; nothing is opened for writing, truncated or claimed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME: Final = "store owner"
 def store_owner(config: Config, clock: Clock) -> Iterator[Finding]:
     settings = object_store_settings(config)
     if settings.backend == "memory" or (settings.backend == "fs" and not settings.path.exists()):
-        return  # there is nothing to own yet
+        return  # nothing is stored yet
     try:
         objects = open_objects(settings, read_only=True)
         if config.cluster.name:
@@ -44,7 +44,7 @@ def store_owner(config: Config, clock: Clock) -> Iterator[Finding]:
 
 
 async def _cluster(objects: Objects, shards: int) -> Finding:
-    """What the cluster's logs know only its brokers can tell: each node compares when it begins to lead."""
+    """Only the brokers have a cluster's logs, so each node compares the owner when it begins to lead."""
     owners = {number: await newest_owner(objects, number) for number in range(shards)}
     said = "; ".join(f"shard {number}: {described(one)}" for number, one in owners.items() if one is not None)
     return Finding(_NAME, "ok", said or "nobody owns the object store yet")
@@ -67,12 +67,12 @@ async def _single(objects: Objects, config: Config) -> Finding:
 
 
 def _last_claim(data_dir: Path) -> tuple[Position, StoreClaimed | None]:
-    """Where this data directory ends, as far as that counts, and the last claim of the store that it was part of."""
+    """The last position in this data directory, and the last claim of the store in its catalog or log."""
     position, known = stored_claim(data_dir / "catalog")
     end, unasked_at = position, None
     for batch in stored_batches(data_dir / "log"):
         if batch.next <= position:
-            continue  # the catalog reflects it
+            continue  # the catalog includes it
         end = batch.next
         for found in records_in(batch):
             if isinstance(found.record, StoreClaimed):

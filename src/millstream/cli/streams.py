@@ -202,7 +202,8 @@ def _append(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _existing(stream: str) -> Iterator[None]:
-    """Where a stream must be there already: say how to make it, and which it was, for answers to HEAD have no words."""
+    """For commands on an existing stream: if it is missing, name it and say how to create it. Answers to HEAD have no
+    message."""
     try:
         yield
     except NotFound as error:

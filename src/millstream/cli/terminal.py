@@ -1,4 +1,4 @@
-"""How output looks on a terminal: colours there, and only there; plain text everywhere else."""
+"""Terminal output: colours on a terminal, plain text everywhere else."""
 
 from __future__ import annotations
 

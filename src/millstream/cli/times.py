@@ -1,4 +1,4 @@
-"""Points in time as people read them."""
+"""Times in a readable format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as data: every command with its options, from argparse itself, for the reference and completion."""
+"""The command line as data: every command with its options, from argparse, for the reference and completion."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Command(NamedTuple):
 
 
 def commands(parser: argparse.ArgumentParser, path: tuple[str, ...] = (), help: str = "") -> Iterator[Command]:
-    """The parser's own command, then those below it."""
+    """The parser's own command, then its subcommands."""
     below = _subparsers(parser)
     yield Command(
         path,

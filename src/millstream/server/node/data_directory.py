@@ -1,4 +1,4 @@
-"""The data directory: one process at a time has it."""
+"""The data directory, which only one process at a time may use."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class DataDirectory:
         os.pwrite(self._lock.number, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others have it; harmless if that has happened."""
+        """Release the lock; idempotent."""
         self._lock.close()

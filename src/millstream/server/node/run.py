@@ -1,4 +1,4 @@
-"""A process that serves: starts a node and a listener, hears signals, and stops in order."""
+"""A server process: starts a node and a listener, handles signals, and stops in order."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from millstream.yjs.compaction import is_possible
 
 logger = logging.getLogger("millstream")
 
-# Of the time a stop may take: for others to take over, and for requests. The rest is for the last flush.
+# Shares of the time that a stop may take: for handing over, and for requests. The rest is for the last flush.
 RETIRE_SHARE = 0.6
 REQUESTS_SHARE = 0.5
-# A stop that takes so much longer than it may waits for something that does not answer.
+# A stop that exceeds its time by this much is waiting for something that does not answer.
 FORCE_SECONDS = 2.0
 
 
 class Served(Protocol):
-    """What is served: a server of its own, or a node of a cluster."""
+    """A node that can be served: standalone, a drill, or a node of a cluster."""
 
     on_removed: Callable[[], None]
 
@@ -51,7 +51,7 @@ class Served(Protocol):
 
     @property
     def runs_scheduled_jobs(self) -> bool:
-        """Whether scheduled jobs are this node's to start."""
+        """Whether this node starts the scheduled jobs."""
         ...
 
     async def start(self) -> Front: ...
@@ -59,7 +59,7 @@ class Served(Protocol):
     def open_gate(self, config: Config) -> Gate | None: ...
 
     async def retire(self) -> None:
-        """Let others take over before connections are closed."""
+        """Let other nodes take over before connections are closed."""
         ...
 
     async def stop(self, timeout_seconds: float | None = None) -> None: ...
@@ -105,10 +105,10 @@ def _cannot_listen(address: tuple[str, int], error: OSError) -> ConfigurationErr
 
 
 def end_by_force(seconds: float) -> None:
-    """End the process after so long, whatever it still waits for: a disk, a broker or a thread that does not answer.
+    """Kill the process after a time, whatever it waits for: a disk, a broker or a thread that does not answer.
 
-    What was acknowledged is in the log, and a start after a crash is no different. The timer has a thread of its own,
-    which outlasts the loop: when the interpreter ends it waits for other threads.
+    Everything acknowledged is in the log, so the next start is like one after a crash. The timer has its own thread,
+    because the interpreter waits for other threads at its end, when the loop no longer runs.
     """
 
     def end() -> None:
@@ -122,7 +122,7 @@ def end_by_force(seconds: float) -> None:
 
 
 def _own_url(host: str, port: int) -> str:
-    """How a process on this machine reaches the listener."""
+    """The URL by which a process on this machine reaches the listener."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
@@ -135,7 +135,7 @@ async def serve(
     examples: Path | None = None,
     load: Callable[[], Config] | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT, then stop in order. SIGHUP takes in what `load` then finds."""
+    """Run until SIGTERM or SIGINT, then stop in order. On SIGHUP, apply what `load` returns."""
     pages = Examples(examples) if examples is not None else None
     warning = check_exposure(config)
     tls = tls_context(config.tls)
@@ -197,7 +197,7 @@ def _announce(
     *,
     is_secure: bool,
 ) -> None:
-    """Say where the server is, for people and for whoever waits for it to be there."""
+    """Print the server's address, for people and for programs that wait for the start."""
     host, port = listening.getsockname()[:2]
     place = f"{f'[{host}]' if ':' in host else host}:{port}"
     announce(

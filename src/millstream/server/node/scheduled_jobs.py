@@ -1,8 +1,7 @@
-"""Jobs that a server starts by itself: compaction on a schedule, as a process of its own beside it.
+"""Scheduled jobs: compaction at intervals, in a separate process.
 
-The job is an ordinary one, `millstream pipeline compact`, against this server's own address. One runs at a time; it
-ends with the server, and one that takes longer than `LONGEST_SECONDS` is stopped. Of the nodes of a cluster, one
-does it.
+The job is the ordinary command `millstream pipeline compact` with this server's own address. One job runs at a time. It
+ends with the server, and is stopped after `LONGEST_SECONDS`. In a cluster only one node runs jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ OUTPUT_BYTES_MAX: Final = 64 << 10
 
 
 class ScheduledJobs:
-    """`is_ours` says whether this node is the one that starts them now."""
+    """`is_ours` returns whether this node currently starts the jobs."""
 
     def __init__(
         self,

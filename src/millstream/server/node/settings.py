@@ -1,4 +1,4 @@
-"""What the configuration says to the parts of a node, in the types that those parts take."""
+"""Converts the configuration into the settings types of a node's components."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_gate(
     *,
     is_mounted: bool = False,
 ) -> Gate | None:
-    """The gate that a configuration asks for; none if requests need no token and have no limits."""
+    """The gate for a configuration; None if requests need no token and have no limits."""
     authenticator = Authenticator(auth_settings(config), clock) if config.auth.enabled else None
     if authenticator is None and not _limits_addresses(config, is_mounted=is_mounted):
         return None
@@ -55,7 +55,7 @@ def open_gate(
 
 
 def _limits_addresses(config: Config, *, is_mounted: bool) -> bool:
-    """Whether any address that may come has a limit; on loopback without a proxy none does by default."""
+    """Whether clients can connect whose addresses are limited. By default loopback without a proxy is not."""
     limits = config.limits
     if not (limits.address_requests_per_second or limits.address_bytes_per_second or limits.address_live_max):
         return False
@@ -66,7 +66,7 @@ def _limits_addresses(config: Config, *, is_mounted: bool) -> bool:
 
 
 def shard_settings(config: Config, shards: int = 1) -> ShardSettings:
-    """The settings of one of so many shards, which share the memory."""
+    """The settings of one shard; all `shards` share the memory."""
     cold = config.cold
     return ShardSettings(
         hot_bytes_max=config.hot.bytes_max // shards,
@@ -86,10 +86,10 @@ def flush_limits(config: Config, shards: int = 1) -> FlushLimits:
     return FlushLimits(
         cold.flush_interval,
         cold.flush_bytes,
-        # Whatever is configured: half of the memory must come free when messages move out.
+        # Whatever is configured, a flush must be able to free half of the memory.
         min(config.hot.keep_bytes // shards, hot_bytes_max // 2),
         hot_bytes_max // 2,
-        # The same for streams: those that are only read from must leave room for those that change.
+        # The same for streams: those that are only read must leave room for those that change.
         max(1, min(config.hot.resident_streams_max // shards, hot_bytes_max // 4 // STREAM_BYTES)),
     )
 
@@ -105,7 +105,7 @@ def stream_limits(config: Config) -> StreamLimits:
 
 
 def object_store_settings(config: Config) -> ObjectStoreSettings:
-    """Where the cold tier lives; a folder is the data directory's own unless another is named."""
+    """The object store of the cold tier; by default a folder in the data directory."""
     cold = config.cold
     path = cold.path
     if cold.backend == "fs" and path == Path():

@@ -1,4 +1,4 @@
-"""A server on its own: data directory, log, shard, handlers and front, opened and closed in order."""
+"""A standalone server: data directory, log, shard, handlers and front, opened and closed in order."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from millstream.tiers.catalog import Catalog
 from millstream.tiers.cold import ColdTier
 from millstream.tiers.objects import open_objects
 
-# What a start makes in an empty data directory.
+# What a start creates in an empty data directory.
 MADE_AT_START = ("log", "catalog", "uploads")
 
 
 class Node:
-    """The parts of a server below its adapter, opened from a configuration and closed in order.
+    """The components of a server below its adapter, opened from a configuration and closed in order.
 
-    One that is mounted in another server hears from wherever that one listens.
+    If it is mounted in another server, that server decides where it listens.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Node:
         return front
 
     async def _start_shard(self) -> None:
-        """Start the shard. A start that is refused on an empty data directory leaves it empty: nothing was accepted,
-        and `millstream restore`, which the refusal may ask for, wants it so."""
+        """Start the shard. If the start is refused on an empty data directory, the directory is left empty: nothing was
+        accepted, and `millstream restore`, which the refusal may suggest, needs it empty."""
         try:
             await self.shard.start()
         except MillstreamError as refusal:
@@ -132,17 +132,17 @@ class Node:
             raise
 
     def open_gate(self, config: Config) -> Gate | None:
-        """The gate that a configuration asks for; none if requests need no token and have no limits."""
+        """The gate for a configuration; None if requests need no token and have no limits."""
         assert self.front is not None
         subscriptions = self.shard.machine.subscriptions.by_id
         shard, is_mounted = self.shard, self._is_mounted
         return open_gate(config, self.front.metrics, shard.clock, subscriptions, shard.token_key, is_mounted=is_mounted)
 
     async def retire(self) -> None:
-        """Nobody else could take over."""
+        """There is no other node to hand over to."""
 
     async def stop(self, timeout_seconds: float | None = None) -> None:
-        """Stop in order. A last flush that takes longer than allowed is given up: the log has everything."""
+        """Stop in order. A last flush that exceeds its time is abandoned: the log has everything."""
         await end(self._watching)
         if self.handlers is not None:
             await self.handlers.stop()
