@@ -72,7 +72,7 @@ _ASYNC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Those who block need not wait for asyncio to be imported."""
+    """Import the asynchronous names lazily, so that blocking programs do not wait for asyncio's import."""
     if name in _ASYNC:
         from importlib import import_module
 

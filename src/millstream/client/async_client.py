@@ -56,10 +56,10 @@ class AsyncClient:
         ssl_context: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`url` may be several, as a list or with commas between them: the nodes of a cluster. `headers` and `params`
-        go with every request; they and the token may be functions, which are called for each request. `timeout`
-        bounds every wait for the server, `live_timeout` the silence of a live read. A call is repeated `retries` times
-        at most, what followers and producers do `patience` times in a row; a RetryPolicy says more."""
+        """`url` may name several nodes of a cluster, as a list or separated by commas. `headers` and `params` are sent
+        with every request; they and the token may be functions, which are called for each request. `timeout` limits
+        every wait for the server, `live_timeout` the silence of a live read. A call is retried at most `retries` times,
+        and followers and producers at most `patience` times in a row; a RetryPolicy sets this in detail."""
         self.url = url if isinstance(url, str) else ",".join(url)
         settings = settings_of(url, token, retries, patience, clock or SystemClock())
         self._settings = settings.adding(headers, params)
@@ -76,8 +76,8 @@ class AsyncClient:
         content_type: str | None = None,
     ) -> AsyncStream:
         """A handle on a stream; nothing is sent. `stream("a/b")` is /v1/stream/a/b; `stream(bucket="team", name="b")`
-        is /team/b, in a bucket that must have been created; `stream("http://…")` is the stream at that URL, on a server
-        of this client. A content type that is known need not be asked for."""
+        is /team/b, in a bucket that must exist; `stream("http://…")` is the stream at that URL, on a server of this
+        client. If the content type is given, the server need not be asked for it."""
         if path is not None and calls.is_url(path):
             address: calls.Address | calls.UrlAddress = calls.url_address(path)
             if not self._settings.places.include(parse_url(calls.origin_of(path)).origin):
@@ -104,10 +104,10 @@ class AsyncClient:
         claim: bool = False,
         content_type: str | None = None,
     ) -> AsyncIdempotentProducer:
-        """A producer on an existing stream. Messages gather for `linger` seconds or until there are `batch_bytes` or
-        `batch_messages` of them, `in_flight` batches are on their way at once, and `append` waits while `buffer_bytes`
-        are unacknowledged. `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and
-        repeats nothing."""
+        """A producer on an existing stream. Messages are gathered for `linger` seconds or up to `batch_bytes` or
+        `batch_messages`; at most `in_flight` batches are sent at once, and `append` waits while `buffer_bytes` are
+        unacknowledged. `claim` takes the next free epoch, from `epoch` on, for a producer that starts anew and repeats
+        nothing."""
         options = ProducerOptions(
             id, epoch, linger, batch_bytes, in_flight, buffer_bytes, concatenate, claim, batch_messages
         )
@@ -119,19 +119,19 @@ class AsyncClient:
         return await self.call(calls.document("/healthz"))
 
     async def readiness(self, *, of_cluster: bool = False) -> Readiness:
-        """Whether the server takes writes; `of_cluster` asks whether all of its cluster is there as well."""
+        """Whether the server accepts writes; `of_cluster` asks whether its whole cluster is ready."""
         return await self.call(calls.readiness(of_cluster=of_cluster))
 
     async def stats(self) -> dict[str, Any]:
-        """How much is where: hot and cold bytes, the flush backlog, backpressure."""
+        """How much data is where: hot and cold bytes, the flush backlog, backpressure."""
         return await self.call(calls.document("/cluster/hot-cold-stats"))
 
     async def buckets(self) -> list[str]:
-        """The names of the buckets there are; with access control this needs the admin scope."""
+        """The names of all buckets; with access control this needs the admin scope."""
         return await self.call(calls.buckets())
 
     async def call(self, call: Call[T], policy: RetryPolicy | None = None) -> T:
-        """The result of a call, repeated as the client's policy says, or as this one does."""
+        """The result of a call, retried by the given policy or else the client's."""
         attempts = Attempts(policy, self._settings.clock, can_repeat=call.can_repeat) if policy is not None else None
         return await run(converse(call, self._settings, attempts), self._pool)
 
@@ -154,10 +154,10 @@ class AsyncClient:
 
 
 class AsyncStream:
-    """A handle on one stream. It remembers the stream's content type, which never changes, and nothing else.
+    """A handle on one stream. It caches the stream's content type, which never changes, and nothing else.
 
-    `Stream("http://host/any/path")` is a stream at any URL of any server, over connections of its own: leaving a `with`
-    block or `disconnect` gives them up. Every method takes `headers` and `params` for its own requests.
+    `Stream("http://host/any/path")` is a stream at any URL of any server, with connections of its own: `disconnect` or
+    leaving a `with` block closes them. Every method takes `headers` and `params` for its own requests.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class AsyncStream:
         return f"{type(self).__name__}({str(self)!r})"
 
     async def disconnect(self) -> None:
-        """Close the connections of a stream that was made of a URL; the stream itself stays as it is."""
+        """Close the connections of a stream that was made from a URL; the stream on the server is not changed."""
         if self._owns_client:
             await self._client.close()
 
@@ -216,7 +216,7 @@ class AsyncStream:
         headers: AsyncValues | None = None,
         params: AsyncValues | None = None,
     ) -> Created:
-        """Create the stream; one that exists with the same configuration is as good, unless `only_if_absent`."""
+        """Create the stream. If it exists with the same configuration, that is a success, unless `only_if_absent`."""
         source = self._client.stream(fork_from) if isinstance(fork_from, str) else fork_from
         call = calls.create(
             self._address,
@@ -247,9 +247,9 @@ class AsyncStream:
         headers: AsyncValues | None = None,
         params: AsyncValues | None = None,
     ) -> Appended:
-        """Append durably. Bytes go as they are; on a JSON stream any other value is encoded, and a list is several
-        messages. An append whose answer is lost raises OutcomeUnknown instead of being repeated, unless it is a
-        `producer`'s. With `once` it is that of a producer of its own, which the server remembers."""
+        """Append durably. Bytes are sent as they are; on a JSON stream any other value is encoded, and a list is
+        several messages. If the answer is lost, OutcomeUnknown is raised and the append is not retried, unless it has a
+        `producer`. `once` uses a new producer for this append, which the server remembers."""
         if once:
             if producer is not None:
                 raise BadRequest("an append with a producer is written once anyway")
@@ -266,7 +266,7 @@ class AsyncStream:
         headers: AsyncValues | None = None,
         params: AsyncValues | None = None,
     ) -> Appended:
-        """No more can be appended; readers learn where the end is. Closing twice is as good as once."""
+        """Close the stream: nothing more can be appended, and readers see the end. Closing again has no effect."""
         return await self._call(calls.append(self.path, b"", None, producer=producer, close=True), headers, params)
 
     async def read(
@@ -277,7 +277,7 @@ class AsyncStream:
         headers: AsyncValues | None = None,
         params: AsyncValues | None = None,
     ) -> AsyncIterator[Chunk]:
-        """Everything from an offset up to the end as it is when that is reached, chunk by chunk."""
+        """Everything from an offset until the stream's end is reached, chunk by chunk."""
         while True:
             chunk = await self._call(calls.read(self.path, offset, max_bytes), headers, params)
             yield chunk
@@ -308,7 +308,8 @@ class AsyncStream:
     ) -> AsyncFollowing[Chunk]:
         """Everything from an offset on, as it is appended, until the stream is closed; `now` starts at its end.
 
-        It also ends once it has come to the end, with `until_up_to_date`, and `timeout` seconds after its start.
+        With `until_up_to_date` it ends when it has reached the stream's end; with `timeout`, that many seconds after
+        its start.
         """
         position = Position(offset)
         settings = self._settings.adding(headers, params)
@@ -323,7 +324,7 @@ class AsyncStream:
         return info
 
     async def content_type(self) -> str:
-        """The stream's content type, asked for once."""
+        """The stream's content type, requested once."""
         return self._content_type or (await self.head()).content_type
 
     async def delete(self, *, headers: AsyncValues | None = None, params: AsyncValues | None = None) -> None:
@@ -333,9 +334,9 @@ class AsyncStream:
     async def publish_snapshot(
         self, data: bytes, offset: str, content_type: str = OCTET_STREAM, *, incarnation: int | None = None
     ) -> None:
-        """Publish what everything before `offset` amounts to; what is older can no longer be read.
+        """Publish a snapshot that represents everything before `offset`; older messages can no longer be read.
 
-        With an incarnation, only if the stream of this name is still that one.
+        With an incarnation, only if the stream of this name still has that incarnation.
         """
         await self._call(calls.publish_snapshot(self._address, data, offset, content_type, incarnation))
 
@@ -387,7 +388,7 @@ class AsyncBucket:
                 return
 
     def feed(self, after: str | None = None, *, prefix: str = "", live: Mode | None = None) -> AsyncIterator[FeedPage]:
-        """Everything that happened in the bucket after a token, in commit order; with `live`, also what will happen."""
+        """All messages and events of the bucket after a token, in commit order; with `live`, also future ones."""
         if live is not None:
             return self.follow_feed(after, prefix=prefix, mode=live)
         return self._feed(after, prefix)

@@ -39,8 +39,8 @@ class AsyncConnection:
     async def connect(
         cls, origin: Origin, timeout: float, tls: ssl.SSLContext | None, address: str | None = None
     ) -> AsyncConnection:
-        """Connect to the origin's host, or to an `address` that the caller has found for that name; the certificate
-        must be the name's in either case."""
+        """Connect to the origin's host, or to an `address` that the caller has resolved for it. The certificate must
+        match the host in both cases."""
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await asyncio.open_connection(
@@ -71,14 +71,14 @@ class AsyncConnection:
         except TimeoutError:
             raise self._failure(f"{self.origin} took nothing for {timeout:g} s", timed_out=True) from None
         except OSError:
-            pass  # it may have refused the body before reading all of it: its answer says so
+            pass  # the server may have refused the body before reading all of it; its answer says so
         while not parser.status:
             await self._receive()
         self.is_used = True
         return parser
 
     async def receive(self) -> bytes:
-        """More of the body; nothing at its end."""
+        """The next part of the body; empty at its end."""
         parser = self._parser
         while True:
             data = parser.take()
@@ -87,7 +87,7 @@ class AsyncConnection:
             await self._receive()
 
     async def response(self, bytes_max: int = ANSWER_BYTES_MAX) -> Response:
-        """The whole of an answer that has begun, if its body is not longer than this."""
+        """The whole body of an answer that has begun, if it is not larger than this."""
         body = Body(bytes_max)
         while not body.take(self._parser):
             await self._receive()
@@ -117,7 +117,7 @@ class AsyncConnection:
         return self._parser.is_complete and self._parser.can_reuse
 
     def is_stale(self) -> bool:
-        """Whether the server has ended an idle connection, also if the event loop has not noticed yet."""
+        """Whether the server has closed an idle connection, even if the event loop has not noticed yet."""
         found = self._writer.get_extra_info("socket")
         return self._reader.at_eof() or self._writer.is_closing() or found is None or is_readable(found.fileno())
 
@@ -130,7 +130,7 @@ class AsyncConnection:
 
 
 class AsyncPool:
-    """Connections that wait for their next request; all on one event loop."""
+    """Idle connections, all on one event loop."""
 
     def __init__(
         self,
@@ -167,8 +167,8 @@ class AsyncPool:
         is_live: bool,
         on_connected: Callable[[AsyncConnection], None] | None = None,
     ) -> tuple[AsyncConnection, AnswerParser]:
-        """A connection on which the answer to this request has begun; `release` takes it back. `on_connected` is
-        called with it before anything is sent, so that another task can close it."""
+        """A connection on which the answer to this request has begun; `release` returns it to the pool. `on_connected`
+        is called with it before anything is sent, so that another task can close it."""
         connection = await self._take(origin)
         try:
             if on_connected is not None:
@@ -193,13 +193,13 @@ class AsyncPool:
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            import ssl  # only those who need it wait for it
+            import ssl  # imported only when it is needed, because it is slow
 
             self._tls = ssl.create_default_context()
         return self._tls
 
     def release(self, connection: AsyncConnection) -> None:
-        """Take a connection back; one whose answer was not read to its end is of no more use."""
+        """Return a connection to the pool; one whose answer was not read completely is closed."""
         if self._is_closed or not connection.can_reuse:
             connection.close()
             return
@@ -212,7 +212,7 @@ class AsyncPool:
             await connection.wait_closed()
 
     def close_soon(self) -> list[AsyncConnection]:
-        """Close the pool without waiting for the event loop to end its connections; returns those."""
+        """Close the pool without waiting for its connections to end; returns those."""
         self._is_closed = True
         idle, self._idle = self._idle, []
         for connection in idle:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def run(conversation: Conversation[T], pool: AsyncPool) -> T:
-    """A call's conversation to its end."""
+    """Run a call's conversation to its end."""
     result: Response | ClientError | str | None = None
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Every request the server knows, built from its arguments, with what its answer means."""
+"""Every request of the API, built from its arguments, with the interpretation of its answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UrlAddress(NamedTuple):
 
 
 class Address(NamedTuple):
-    """How a stream is spelled in URLs: below `/v1/stream/`, or as `/{bucket}/{stream}`."""
+    """The path of a stream in URLs: below `/v1/stream/`, or as `/{bucket}/{stream}`."""
 
     bucket: str
     name: str
@@ -77,12 +77,12 @@ class Address(NamedTuple):
 
     @property
     def bucketed_path(self) -> str:
-        """Snapshots and bootstrap exist under this form only; a slash in the name is percent-encoded."""
+        """Snapshots and bootstrap exist only under this path; a slash in the name is percent-encoded."""
         return f"/{_quoted(self.bucket)}/{_quoted(self.name)}"
 
     @property
     def header(self) -> str:
-        """How a header names it."""
+        """The stream's name in a header."""
         return self.path
 
 
@@ -98,7 +98,7 @@ def url_address(url: str) -> UrlAddress:
 
 
 def origin_of(url: str) -> str:
-    """The URL of the server that a stream's URL leads to."""
+    """The URL of the server in a stream's URL."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -108,7 +108,7 @@ def is_url(text: str) -> bool:
 
 
 def address_of(path: str | None = None, *, bucket: str | None = None, name: str | None = None) -> Address:
-    """`path` is what stands below /v1/stream/; bucket and name address the stream in a bucket that was created."""
+    """`path` is the part below /v1/stream/; bucket and name address a stream in a bucket that exists."""
     if path is not None and bucket is None and name is None:
         head, slash, rest = path.removeprefix("/").partition("/")
         address = Address(head, rest, False) if slash else Address(DEFAULT_BUCKET, head, False)
@@ -126,7 +126,7 @@ def _quoted(segment: str) -> str:
 
 
 def with_query(path: str, **query: str | int | None) -> str:
-    """In the order of the names, so that equal requests are equal to caches (§8.1)."""
+    """Sorted by name, so that equal requests are equal to caches (§8.1)."""
     given = sorted((name, value) for name, value in query.items() if value is not None and value != "")
     if not given:
         return path
@@ -134,7 +134,7 @@ def with_query(path: str, **query: str | int | None) -> str:
 
 
 def encode_body(data: object, content_type: str) -> bytes:
-    """Bytes go as they are; on a JSON stream other values are encoded, elsewhere text is UTF-8."""
+    """Bytes are sent as they are; on a JSON stream other values are encoded, elsewhere text is UTF-8."""
     if isinstance(data, bytes):
         return data
     if isinstance(data, bytearray | memoryview):
@@ -243,7 +243,7 @@ def append(
         headers["if-match"] = if_match
     is_only_closing = not body and close and if_match is None and seq is None
     can_repeat = producer is not None or is_only_closing
-    # Only an append of data says by its status whether it was new (§5.2.1).
+    # Only the status of an append with data says whether it was new (§5.2.1).
     parse = _produced if producer is not None and body else _appended
     return Call(Request("POST", path, headers, body), parse, can_repeat)
 
@@ -258,7 +258,7 @@ def _appended(response: Response) -> Appended:
 def _produced(response: Response) -> Appended:
     headers = response.headers
     is_repeat = response.status == 204
-    # Of a repeat some servers do not say where the stream ends.
+    # Some servers do not return the offset for a repeat.
     offset = headers.get("stream-next-offset", "") if is_repeat else headers["stream-next-offset"]
     highest = int(headers["producer-seq"]) if "producer-seq" in headers else None
     return Appended(offset, is_repeat, "stream-closed" in headers, headers.get("etag"), highest)
@@ -285,7 +285,7 @@ def chunk_of(response: Response) -> Chunk:
 
 
 def check_progress(offset: str, chunk: Chunk) -> None:
-    """A chunk that neither ends at the tail nor leads further would be read for ever."""
+    """Refuse a chunk that neither ends at the tail nor advances: it would be read for ever."""
     if chunk.next_offset == offset:
         raise BadAnswer(f"the server has no more after {offset} and does not say that this is the end")
 
@@ -367,7 +367,7 @@ def _bootstrap(response: Response) -> Bootstrap:
 
 
 def url_token(address: Address | UrlAddress, seconds: int | None = None) -> Call[UrlToken]:
-    """A token that reads this stream when it stands in its URL, for as long as is asked for or the server's default."""
+    """A URL token that reads this stream, for the given time or the server's default."""
     wish = {"stream": address.path, **({"seconds": seconds} if seconds is not None else {})}
     return Call(Request("POST", "/v1/tokens", {"content-type": JSON}, msgspec.json.encode(wish)), _url_token)
 
@@ -455,12 +455,12 @@ def raw_page(response: Response) -> RawFeedPage:
 
 
 def document(path: str) -> Call[dict[str, Any]]:
-    """A JSON object that the server keeps at a path of its own, such as its health."""
+    """A JSON object at one of the server's own paths, such as its health."""
     return Call(Request("GET", path), _document)
 
 
 def order(path: str, **what: object) -> Call[dict[str, Any]]:
-    """Something that a server or its cluster is to do; the answer says what was done."""
+    """An action of a server or its cluster; the answer says what was done."""
     body = msgspec.json.encode({name: value for name, value in what.items() if value is not None})
     return Call(Request("POST", path, {"content-type": JSON}, body), _document, can_repeat=False)
 

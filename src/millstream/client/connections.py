@@ -1,7 +1,7 @@
 """Blocking connections: a small pool of sockets per server, shared by the threads of a process.
 
-Owns sockets, TLS and timeouts; what goes over them is `http1`'s business, and whether a failed request is repeated
-that of the conversation that asked for it.
+Owns sockets, TLS and timeouts. `http1` formats and parses messages, and the conversation decides whether a failed
+request is repeated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Connection:
         except TimeoutError:
             raise self._failure(f"{self.origin} took nothing for {timeout:g} s", timed_out=True) from None
         except OSError:
-            pass  # it may have refused the body before reading all of it: its answer says so
+            pass  # the server may have refused the body before reading all of it; its answer says so
         if on_sent is not None:
             on_sent()
         while not parser.status:
@@ -66,7 +66,7 @@ class Connection:
         return parser
 
     def receive(self) -> bytes:
-        """More of the body; nothing at its end."""
+        """The next part of the body; empty at its end."""
         parser = self._parser
         while True:
             data = parser.take()
@@ -75,7 +75,7 @@ class Connection:
             self._receive()
 
     def response(self) -> Response:
-        """The whole of an answer that has begun."""
+        """The whole body of an answer that has begun."""
         body = Body(ANSWER_BYTES_MAX)
         while not body.take(self._parser):
             self._receive()
@@ -106,11 +106,11 @@ class Connection:
         return self._parser.is_complete and self._parser.can_reuse
 
     def is_stale(self) -> bool:
-        """Whether the server has ended an idle connection, or says something nobody asked for."""
+        """Whether the server has closed an idle connection, or has sent something unasked."""
         return is_readable(self._socket.fileno())
 
     def interrupt(self) -> None:
-        """Wake a thread that is reading from this connection; it sees the end."""
+        """Wake a thread that is reading from this connection; it sees the end of the connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -119,7 +119,7 @@ class Connection:
 
 
 class Pool:
-    """Connections that wait for their next request. Threads share it; a connection has one user at a time."""
+    """Idle connections, shared by threads. A connection has one user at a time."""
 
     def __init__(self, timeout: float, live_timeout: float, tls: ssl.SSLContext | None) -> None:
         self._timeout = timeout
@@ -152,8 +152,8 @@ class Pool:
         on_sent: Callable[[], None] | None = None,
         on_connected: Callable[[Connection], None] | None = None,
     ) -> tuple[Connection, AnswerParser]:
-        """A connection on which the answer to this request has begun; `release` takes it back. `on_connected` is
-        called with it before anything is sent, so that another thread can interrupt the wait."""
+        """A connection on which the answer to this request has begun; `release` returns it to the pool. `on_connected`
+        is called with it before anything is sent, so that another thread can interrupt the wait."""
         connection = self._take(origin)
         try:
             if on_connected is not None:
@@ -180,13 +180,13 @@ class Pool:
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            import ssl  # only those who need it wait for it
+            import ssl  # imported only when it is needed, because it is slow
 
             self._tls = ssl.create_default_context()
         return self._tls
 
     def release(self, connection: Connection) -> None:
-        """Take a connection back; one whose answer was not read to its end is of no more use."""
+        """Return a connection to the pool; one whose answer was not read completely is closed."""
         surplus: Connection | None = connection
         if connection.can_reuse:
             with self._lock:
@@ -213,7 +213,7 @@ class Body:
         self._size = 0
 
     def take(self, parser: AnswerParser) -> bool:
-        """Take what has arrived; returns whether that was all."""
+        """Add what has arrived; returns whether the body is complete."""
         piece = parser.take()
         self._size += len(piece)
         if self._size > self._bytes_max:
@@ -247,7 +247,7 @@ def reason_of(error: OSError) -> str:
 
 
 def remedy_of(error: OSError) -> str:
-    """What to do about a connection that could not be made."""
+    """A hint for a connection that could not be made."""
     said = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return "name the authority that signed its certificate: ssl_context=, or --cacert FILE on the command line"

@@ -1,8 +1,8 @@
-"""A call from its first attempt to its answer: redirects, pauses and retries, without doing any of the I/O.
+"""A call from its first attempt to its result: redirects, pauses and retries, without I/O.
 
-A conversation is a generator. It yields what is to be done (`Send`, `Open`, `Receive`, `Pause`), is sent what came of
-it, and returns the call's result; live reads also `Emit` what they have for the caller. The sync and the async client
-differ only in who carries the steps out.
+A conversation is a generator. It yields steps (`Send`, `Open`, `Receive`, `Pause`), is sent the outcome of each, and
+returns the call's result; live reads also `Emit` items for the caller. The blocking and the asynchronous client differ
+only in the driver that carries out the steps.
 """
 
 from __future__ import annotations
@@ -75,16 +75,16 @@ class Call(Generic[T]):
     request: Request
     parse: Callable[[Response], T]
     can_repeat: bool = True
-    # What a repeat is told if an earlier attempt was carried out after all.
+    # Statuses that a repeat gets if an earlier attempt was carried out after all.
     done_if_repeated: frozenset[int] = frozenset()
-    # Statuses from 400 on that are answers to it, not errors.
+    # Statuses from 400 on that are results of this call, not errors.
     answers: frozenset[int] = frozenset()
-    # Whether the server holds the answer back until there is something to say.
+    # Whether the server delays the answer until there is something to send.
     is_live: bool = False
 
 
 class LeaderCache:
-    """Which server last answered for a stream after a redirect, so that only the first request takes the detour."""
+    """The server that last answered for a stream after a redirect, so that only the first request is redirected."""
 
     def __init__(self) -> None:
         self._origins: OrderedDict[str, Origin] = OrderedDict()
@@ -104,14 +104,14 @@ class LeaderCache:
 
 
 class Place(NamedTuple):
-    """A server, and the path below which its routes are, if there is one."""
+    """A server, and the path prefix of its routes, if there is one."""
 
     origin: Origin
     root: str
 
 
 class Places:
-    """The servers of one cluster, any of which may be asked; the next one's turn comes when one fails."""
+    """The servers of one cluster, any of which may be asked; after a failure the next one is used."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = tuple(places)
@@ -136,16 +136,16 @@ class Settings:
 
     places: Places
     token: AsyncValue | None = field(repr=False)
-    policy: RetryPolicy  # of calls somebody waits for
-    patient_policy: RetryPolicy  # of followers and producers, which are to outlast a restart
+    policy: RetryPolicy  # for calls
+    patient_policy: RetryPolicy  # for followers and producers, which must outlast a restart
     clock: Clock
     leaders: LeaderCache = field(default_factory=LeaderCache)
-    # Sent with every request, beside what the call itself says.
+    # Sent with every request, in addition to the call's own.
     headers: AsyncValues = field(default_factory=dict, repr=False)
     params: AsyncValues = field(default_factory=dict, repr=False)
 
     def adding(self, headers: AsyncValues | None, params: AsyncValues | None) -> Settings:
-        """The same with more headers and query parameters, which go before those there are."""
+        """The same settings with more headers and query parameters, which take precedence."""
         if not headers and not params:
             return self
         added = {_header_name(name): value for name, value in (headers or {}).items()}
@@ -160,7 +160,7 @@ def _header_name(name: str) -> str:
 
 
 def parse_url(url: str) -> Place:
-    """A base URL as where to connect to, and the path below which the server is mounted."""
+    """A base URL as an origin to connect to and the path below which the server is mounted."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -182,13 +182,13 @@ def settings_of(
     urls = url.split(",") if isinstance(url, str) else url
     places = Places([parse_url(one.strip()) for one in urls] or [parse_url("")])
     policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
-    # What outlasts a restart should also notice soon that it is over.
+    # A client that outlasts a restart should also notice soon that it is over.
     patient = RetryPolicy(retries=patience, pause_seconds_max=2.0) if isinstance(patience, int) else patience
     return Settings(places, token, policy, patient, clock)
 
 
 def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None) -> Conversation[T]:
-    """The call's result, after as many attempts as it takes and the policy allows."""
+    """The call's result, after as many attempts as it needs and the policy allows."""
     if attempts is None:
         attempts = Attempts(settings.policy, settings.clock, can_repeat=call.can_repeat)
     while True:
@@ -204,7 +204,7 @@ def converse(call: Call[T], settings: Settings, attempts: Attempts | None = None
 def ask(
     request: Request, settings: Settings, step: type[Send] | type[Open] = Send, *, is_live: bool = False
 ) -> Conversation[Response | ClientError]:
-    """One attempt, wherever redirects lead it."""
+    """One attempt, following redirects."""
     path = request.target.partition("?")[0]
     origin, target = _destination(request.target, settings.places.current)
     origin = settings.leaders.find(path) or origin
@@ -234,7 +234,7 @@ def _destination(target: str, place: Place) -> tuple[Origin, str]:
 
 
 def _completed(request: Request, settings: Settings) -> Conversation[Request]:
-    """The request with the token and with what the user wants to be sent; what the call itself says stands."""
+    """The request with the token and the user's headers and parameters; the call's own take precedence."""
     headers, target = dict(request.headers), request.target
     for name, value in settings.headers.items():
         if name not in request.headers:
@@ -259,7 +259,7 @@ def _evaluated(value: AsyncValue) -> Conversation[str]:
 
 
 def _location(origin: Origin, request: Request, answer: Response) -> tuple[Origin, str]:
-    """Where a redirect points. The token goes along: nodes of a cluster send clients to each other."""
+    """The target of a redirect. The token is sent there too: nodes of a cluster redirect clients to each other."""
     location = answer.headers.get("location", "")
     try:
         parts = urlsplit(urljoin(f"{origin}{request.target}", location))

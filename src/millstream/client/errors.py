@@ -1,4 +1,4 @@
-"""What can go wrong for a client, by the status that says so, and which of it is worth another try.
+"""The client's errors, by HTTP status, and which of them are worth a retry.
 
     ClientError
     ├── ConnectionFailed      no server answered; `was_sent` says whether the request may have reached one
@@ -34,9 +34,9 @@ from millstream.errors import MillstreamError
 
 
 class ClientError(MillstreamError):
-    """Base of what `millstream.client` raises; `status` is None if no server said so.
+    """Base of what `millstream.client` raises; `status` is None if no server answered.
 
-    `is_servers` says whether code and message are a durable streams server's own words.
+    `is_servers` says whether code and message come from a durable streams server.
     """
 
     code = "client_error"
@@ -192,7 +192,7 @@ _WORDS: dict[int, str] = {
     429: "too many requests",
     503: "not available at the moment",
 }
-# What a header beside the status makes of it.
+# Errors that a header decides, in addition to the status.
 _BY_HEADER: tuple[tuple[int, str, type[ClientError]], ...] = (
     (403, "producer-epoch", ProducerFenced),
     (409, "producer-expected-seq", SequenceGap),
@@ -202,7 +202,7 @@ _BY_HEADER: tuple[tuple[int, str, type[ClientError]], ...] = (
 
 
 def error_of(request: Request, response: Response) -> ClientError:
-    """The error that an answer of 400 or more stands for, in the server's own words where it has some."""
+    """The error for an answer with status 400 or more, with the server's own message if it has one."""
     code, message, hint, details = _described(request, response)
     kind = next(
         (kind for status, name, kind in _BY_HEADER if status == response.status and name in response.headers), None
@@ -220,7 +220,7 @@ def _described(request: Request, response: Response) -> tuple[str | None, str, s
         code, message, hint = error.pop("code", None), str(error.pop("message")), error.pop("hint", None)
         return code, message, hint, error
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
-        # HEAD has no body, and what a proxy says is its own.
+        # An answer to HEAD has no body, and a proxy's body is not the server's.
         said = response.body[:200].decode("utf-8", "replace").strip() or _WORDS.get(response.status, "no reason given")
         path = request.target.partition("?")[0]
         return None, f"{request.method} {path} was answered with {response.status}: {said}", None, {}

@@ -1,7 +1,7 @@
 """HTTP/1.1 as bytes, from the client's side (RFC 9112): requests out, answers in.
 
-Knows no sockets and no streams. A parser serves one answer; whoever owns the connection feeds it what arrives and makes
-a new one for the next request.
+Knows no sockets and no streams. A parser handles one answer; the owner of the connection feeds it input and makes a new
+parser for the next request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNSENDABLE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 def encode_head(origin: Origin, request: Request) -> bytes:
-    """The request up to its body. A request that names its `host` keeps it: one that is passed on has its sender's."""
+    """The head of a request. A request that has a `host` header keeps it: a forwarded request has its sender's."""
     lines = [f"{request.method} {request.target} HTTP/1.1"]
     if "host" not in request.headers:
         lines.append(f"host: {origin.authority}")
@@ -36,7 +36,7 @@ def encode_head(origin: Origin, request: Request) -> bytes:
 
 
 class AnswerParser:
-    """One answer, byte by byte if need be. `status` is 0 until its head has arrived."""
+    """Parses one answer from pieces of any size. `status` is 0 until the head has arrived."""
 
     def __init__(self, method: str) -> None:
         self.status = 0
@@ -63,21 +63,21 @@ class AnswerParser:
             self._feed_body(data)
 
     def take(self) -> bytes:
-        """What has arrived of the body since this was asked last."""
+        """The part of the body that has arrived since the last call."""
         body = self._body
         data = body[0] if len(body) == 1 else b"".join(body)
         body.clear()
         return data
 
     def end(self) -> None:
-        """The connection has ended; whether that is the answer's end too, it says itself."""
+        """The connection has ended. If that is also the end of the body, `is_complete` becomes true."""
         if self.status and self._left is None and not self._is_chunked:
             self.is_complete = True
 
     # -- head --------------------------------------------------------------------------------------------------
 
     def _feed_head(self, data: bytes) -> bytes:
-        """Take the head from what has arrived; returns what follows it."""
+        """Parse the head from what has arrived; returns what follows it."""
         self._buffer += data
         while True:
             end = self._buffer.find(b"\r\n\r\n")
@@ -138,7 +138,7 @@ class AnswerParser:
                 self._body.append(data)
             return
         if len(data) > left:
-            self.can_reuse = False  # it says more than it announced
+            self.can_reuse = False  # more bytes than it announced
             data = data[:left]
         if data:
             self._body.append(data)
@@ -178,7 +178,7 @@ class AnswerParser:
 
     def _take_line(self, line: bytes) -> None:
         if self._is_last_chunk:
-            self.is_complete = not line  # what stands before the empty line are trailers
+            self.is_complete = not line  # lines before the empty line are trailers
             return
         match = _CHUNK_SIZE.fullmatch(line)
         if match is None:

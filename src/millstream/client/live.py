@@ -1,7 +1,7 @@
-"""Following a stream or a bucket for as long as it lives, as a conversation that resumes by itself.
+"""Following a stream or a bucket, as a conversation that resumes by itself.
 
-Nothing is handed out before the server has said where reading goes on after it, so a connection that breaks between the
-two costs a repeat on the wire and never one for the caller.
+Nothing is emitted before the server has said at which offset reading continues after it. So a connection that breaks in
+between costs repeated bytes on the wire, but the caller never gets anything twice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SENTINELS: Final = (BEGINNING_TOKEN, NOW_TOKEN)
 
 
 class Position:
-    """How far a follower has come."""
+    """The place of a follower."""
 
     def __init__(self, offset: str) -> None:
         self.offset = offset
-        self.cursor: str | None = None  # says which stream of this name it was, if it is deleted and made anew
+        self.cursor: str | None = None  # identifies the incarnation, in case the stream is deleted and created again
         self.up_to_date = False
         self.closed = False
 
@@ -88,7 +88,7 @@ def _is_last(position: Position, until_up_to_date: bool) -> bool:
 
 
 def _catch_up(position: Position, chunk: Chunk, attempts: Attempts) -> Conversation[None]:
-    """What there was before the live read began."""
+    """What was stored before the live read began."""
     wrong = yield from _advance(position, chunk, attempts)
     if wrong is not None:
         yield Pause(attempts.pause_after(wrong))
@@ -109,13 +109,13 @@ def _ask(request: Request, mode: Mode, settings: Settings) -> Conversation[Respo
 def _answer(answer: Response, position: Position, attempts: Attempts) -> Conversation[ClientError | None]:
     chunk = calls.chunk_of(answer)
     if chunk.cursor is None and not chunk.closed:
-        # Without one, a shared cache could answer the next request with this very answer, for ever (§8.1).
+        # Without a cursor, a shared cache could answer the next request with this same answer, for ever (§8.1).
         return BadAnswer("a live answer has no Stream-Cursor", hint="does a proxy leave it out?", status=answer.status)
     return (yield from _advance(position, chunk, attempts))
 
 
 def _advance(position: Position, chunk: Chunk, attempts: Attempts) -> Conversation[ClientError | None]:
-    """Emit a chunk; returns what is wrong if it would lead backwards."""
+    """Emit a chunk; returns the error if its next offset goes backwards."""
     if position.offset not in SENTINELS and chunk.next_offset < position.offset:
         return Unavailable(
             f"the server's stream ends at {chunk.next_offset}, before {position.offset}, to which it was read",
@@ -132,7 +132,7 @@ def _advance(position: Position, chunk: Chunk, attempts: Attempts) -> Conversati
 def _events(
     answer: Response, position: Position, content_type: str, attempts: Attempts, is_last: Callable[[], bool]
 ) -> Conversation[ClientError | None]:
-    """Emit what one connection delivers; returns why it ended, if its time was not merely over."""
+    """Emit what one connection delivers; returns why it ended, None if only its time was up."""
     is_base64 = answer.headers.get("stream-sse-data-encoding") == "base64"
     parser = EventParser()
     payloads: list[bytes] = []

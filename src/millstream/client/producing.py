@@ -1,11 +1,11 @@
-"""An idempotent producer's state, without its I/O: what is gathered, what is on its way, what is acknowledged (§5.2.1).
+"""The state of an idempotent producer, without I/O: what is gathered, in flight and acknowledged (§5.2.1).
 
-Messages gather into batches; each batch is one append with the next sequence number. Up to `in_flight` of them are on
-their way at once over connections of their own, so they may arrive out of order: the server refuses one that came too
-early as a gap, and it is sent again. After a refusal, and before the first acknowledgement of an epoch, batches go one
-at a time: the lowest unacknowledged one always gets through, so there is always progress.
+Messages are gathered into batches; each batch is one append with the next sequence number. Up to `in_flight` batches
+are sent at once over separate connections, so they may arrive out of order: the server refuses an early one as a gap,
+and it is sent again. After a refusal, and before the first acknowledgement of an epoch, batches are sent one at a time:
+the lowest unacknowledged one is always accepted, so there is always progress.
 
-Not thread-safe: whoever drives it takes care that one call runs at a time. Times are seconds on the driver's own clock.
+Not thread-safe: the driver must make one call at a time. Times are seconds on the driver's own clock.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Batch:
     count: int = field(compare=False)
     size: int = field(compare=False)
     close: bool = field(default=False, compare=False)
-    # Whether everything before it was acknowledged when it was sent: then a gap is not a matter of order.
+    # Whether everything before it was acknowledged when it was sent; then a gap is not caused by reordering.
     was_next: bool = field(default=False, compare=False)
     # Whether it may have been written although no answer came.
     may_be_written: bool = field(default=False, compare=False)
@@ -74,7 +74,7 @@ class ProducerState:
     def __init__(self, options: ProducerOptions, content_type: str | None) -> None:
         self.options = options
         self.epoch = options.epoch
-        self._content_type = content_type  # unknown until `prepare` has asked
+        self._content_type = content_type  # unknown until `prepare` has requested it
         self.accepted = 0
         self.acknowledged = 0
         self.duplicates = 0
@@ -85,7 +85,7 @@ class ProducerState:
         self._gathering: list[bytes] = []
         self._gathering_bytes = 0
         self._gathering_since = 0.0
-        self._waiting: list[Batch] = []  # sealed and not on their way, by sequence
+        self._waiting: list[Batch] = []  # complete but not in flight, by sequence
         self._flying: dict[int, Batch] = {}
         self._next_seq = 0
         self._window = 1
@@ -103,7 +103,7 @@ class ProducerState:
         return calls.encode_body(message, self.content_type)
 
     def add(self, message: bytes, now: float) -> bool:
-        """Take one message; returns whether there is something new to send or to wait for."""
+        """Add one message; returns whether there is something new to send or to wait for."""
         if self._is_sealed_for_good:
             raise BadRequest("the producer is closed")
         if not message:
@@ -134,7 +134,7 @@ class ProducerState:
         return self.buffered_bytes >= self.options.buffer_bytes
 
     def seal(self) -> None:
-        """What has gathered becomes a batch."""
+        """Complete the batch that is being gathered."""
         if self._gathering:
             body = self._body(self._gathering)
             batch = Batch(self._next_seq, body, len(self._gathering), self._gathering_bytes)
@@ -143,7 +143,7 @@ class ProducerState:
             self._next_seq += 1
 
     def seal_and_close(self, final: bytes | None = None) -> None:
-        """After what has gathered, close the stream, with a last message if there is one."""
+        """Close the stream after what is gathered, with a last message if there is one."""
         self.seal()
         if final is None:
             batch = Batch(self._next_seq, b"", 0, 0, close=True)
@@ -157,7 +157,7 @@ class ProducerState:
         self._is_sealed_for_good = True
 
     def _body(self, messages: list[bytes]) -> bytes:
-        # Always an array, also of one: an element is one message even if it is an array itself.
+        # Always an array, even of one element: a message may itself be an array.
         return b"[" + b",".join(messages) + b"]" if is_json(self.content_type) else b"".join(messages)
 
     # -- what goes out -----------------------------------------------------------------------------------------
@@ -171,14 +171,14 @@ class ProducerState:
                 return None
             self.seal()
         if self._waiting[0].close and self._flying:
-            return None  # once the stream is closed, a repeat of an earlier append would be refused
+            return None  # after the stream is closed, a repeat of an earlier append would be refused
         batch = self._waiting.pop(0)
         batch.was_next = not self._flying
         self._flying[batch.seq] = batch
         return batch
 
     def due_in(self, now: float) -> float | None:
-        """How long what gathers may still gather; None if there is nothing, or nothing may be sent now."""
+        """How long the current batch may still be gathered; None if there is none, or nothing may be sent now."""
         if not self._gathering or len(self._flying) >= self._window:
             return None
         return max(0.0, self._gathering_since + self.options.linger - now)
@@ -203,8 +203,8 @@ class ProducerState:
         self._window = self.options.in_flight
 
     def failed(self, batch: Batch, error: ClientError) -> None:
-        """A gap is sent again in its turn, and a claimed epoch that was taken meanwhile gives way to the next one;
-        anything else ends the producer."""
+        """Handle a refusal: a gap is sent again in order, and a claimed epoch that was taken meanwhile is replaced by
+        the next one. Any other error ends the producer."""
         del self._flying[batch.seq]
         insort(self._waiting, batch)
         self._window = 1
@@ -217,7 +217,7 @@ class ProducerState:
             self.failure = error
 
     def _may_claim(self, batch: Batch) -> bool:
-        """Only before anything is acknowledged: later, whoever has the higher epoch has taken over."""
+        """Only before anything is acknowledged: later a higher epoch means that another producer has taken over."""
         is_first = self.options.claim and batch.seq == 0 and not batch.may_be_written
         return is_first and self._claims < CLAIMS_MAX
 
@@ -227,7 +227,7 @@ CLAIMS_MAX: Final = 16
 
 
 def prepare(path: str, state: ProducerState, settings: Settings) -> Conversation[None]:
-    """What must be known before the first message."""
+    """Request what must be known before the first message."""
     if state._content_type is None:
         info = yield from converse(calls.head(path), settings, Attempts(settings.patient_policy, settings.clock))
         state._content_type = info.content_type
@@ -238,7 +238,7 @@ def prepare(path: str, state: ProducerState, settings: Settings) -> Conversation
 def _claim_epoch(path: str, state: ProducerState, settings: Settings) -> Conversation[None]:
     """Take an epoch that this producer has not used: the configured one, or the one after the last.
 
-    The question is an append that can only be refused: it leaves a gap in any sequence.
+    The request is an append that the server always refuses, because it leaves a gap in any sequence.
     """
     probe = Producer(state.options.id, state.epoch, PROBE_SEQ)
     body = b"[0]" if is_json(state.content_type) else b"0"
@@ -253,7 +253,7 @@ def _claim_epoch(path: str, state: ProducerState, settings: Settings) -> Convers
     except PayloadTooLarge:
         raise
     except BadRequest:
-        pass  # a new epoch starts at 0: the server has an older one, and ours is new
+        pass  # a new epoch starts at 0: the server has an older epoch, so ours is new
 
 
 def send_batch(path: str, batch: Batch, state: ProducerState, settings: Settings) -> Conversation[Appended]:

@@ -1,8 +1,8 @@
-"""When a call that failed is tried again, and how long to wait before that.
+"""When a failed call is retried, and after which pause.
 
-Repeated are calls that no server answered, and those answered 408, 429, 500, 502, 503 or 504. An append that is neither
-a producer's nor empty must not be sent twice: if it may have reached the server and no answer came, that is
-`OutcomeUnknown`, and what to do is the caller's to say; a 500 is not repeated either.
+Calls are retried that no server answered, or that were answered 408, 429, 500, 502, 503 or 504. An append without a
+producer must not be sent twice, unless it is empty: if it may have reached the server and no answer came, the result is
+`OutcomeUnknown`, and the caller decides what to do; a 500 is not retried either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JITTER: Final = (0.5, 1.0)
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Pauses grow from the first to the longest, each shortened at random by up to a half; a server's Retry-After is
-    heeded up to its own limit. `retries=0` repeats nothing.
+    followed up to a limit. `retries=0` retries nothing.
 
     With `seconds_max` no attempt begins later than that after the first.
     """
@@ -50,7 +50,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """How often something has been tried in a row without success."""
+    """The number of consecutive failed attempts."""
 
     def __init__(self, policy: RetryPolicy, clock: Clock, *, can_repeat: bool = True) -> None:
         self._policy = policy
@@ -67,7 +67,7 @@ class Attempts:
             self._begun = self._clock.monotonic()
 
     def pause_after(self, error: ClientError) -> float:
-        """How long to wait before the next attempt; raises the error if there is to be none."""
+        """How long to wait before the next attempt; raises the error if there is none."""
         policy = self._policy
         self._note(error)
         if not self._is_transient(error):
@@ -76,7 +76,7 @@ class Attempts:
         if self._failures > policy.retries:
             raise error
         if isinstance(error, ConnectionFailed) and error.was_reused and self._failures == 1:
-            return 0.0  # the server had merely let an idle connection go
+            return 0.0  # the server had only closed an idle connection
         grown = policy.first_pause_seconds * policy.multiplier ** min(self._failures - 1, 30)
         pause = min(grown, policy.pause_seconds_max) * self._clock.uniform(*JITTER)
         asked = self._asked_pause(error)
@@ -91,13 +91,13 @@ class Attempts:
         return isinstance(error, ConnectionFailed | OutcomeUnknown | Unavailable)
 
     def _asked_pause(self, error: ClientError) -> float | None:
-        """What Retry-After asks for: a number of seconds, or a date (RFC 9110 §10.2.3)."""
+        """The pause in Retry-After: a number of seconds, or a date (RFC 9110 §10.2.3)."""
         value = error.headers.get("retry-after", "")
         if value.isascii() and value.isdigit():
             return float(value)
         if not value.endswith("GMT"):
             return None
-        from email.utils import parsedate_to_datetime  # few servers send one, and it takes long to import
+        from email.utils import parsedate_to_datetime  # rarely needed, and slow to import
 
         try:
             return max(0.0, parsedate_to_datetime(value).timestamp() - self._clock.now_ms() / 1000)
@@ -122,7 +122,7 @@ class Attempts:
 
 
 def _may_be_done(error: ClientError) -> bool:
-    """429 and 503 say that nothing was written; a proxy that got no answer knows no more than we do."""
+    """429 and 503 mean that nothing was written; a proxy that got no answer cannot know."""
     if isinstance(error, ConnectionFailed):
         return error.was_sent
     return isinstance(error, OutcomeUnknown) or error.status in (408, 502, 504)

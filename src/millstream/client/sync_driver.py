@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 def run(conversation: Conversation[T], pool: Pool, on_sent: Callable[[], None] | None = None) -> T:
-    """A call's conversation to its end; `on_sent` is called whenever a request has been written, answer or not."""
+    """Run a call's conversation to its end; `on_sent` is called whenever a request has been written, answered or
+    not."""
     result: Response | ClientError | str | None = None
     try:
         while True:
@@ -31,7 +32,7 @@ def run(conversation: Conversation[T], pool: Pool, on_sent: Callable[[], None] |
                     result = error
             elif isinstance(step, Pause):
                 if on_sent is not None:
-                    on_sent()  # nothing was, and nobody need wait for it
+                    on_sent()  # nothing was sent, so nobody need wait for it
                 time.sleep(step.seconds)
             elif isinstance(step, Evaluate):
                 result = _value(step)
@@ -65,7 +66,7 @@ class Following(Generic[T]):
         self._connection: Connection | None = None
         self._result: Any = None
         self._stopped = threading.Event()
-        self._guard = threading.Lock()  # over who lets the connection go
+        self._guard = threading.Lock()  # guards which thread releases the connection
         self._is_reading = False
         self._timeout = timeout
         self._timer: threading.Timer | None = None
@@ -162,7 +163,7 @@ class Following(Generic[T]):
         with self._guard:
             connection = self._connection
             if connection is not None and self._is_reading:
-                connection.interrupt()  # the thread that reads from it lets it go
+                connection.interrupt()  # the reading thread releases it
                 return
         self._end()
 

@@ -15,7 +15,7 @@ from millstream.client.sync_driver import run
 
 
 class _Turn:
-    """A lane's hold on the right to write next; passing it on twice does no harm."""
+    """A lane's right to write next. Passing it on a second time has no effect."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
@@ -162,8 +162,8 @@ class IdempotentProducer:
         self._changed.notify_all()
 
     def _work(self) -> None:
-        """One lane: batches are written one lane after the other, so that they arrive in order; answers are awaited
-        side by side."""
+        """One lane. Lanes write their batches one after the other, so that batches arrive in order; they wait for the
+        answers in parallel."""
         state, turn = self._state, _Turn(self._turn)
         while True:
             turn.take()
