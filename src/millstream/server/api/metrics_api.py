@@ -42,16 +42,16 @@ class MetricsApi:
             "counter",
             "Requests answered, by method, route and status.",
             [
-                ({"method": one.method, "route": one.route, "status": str(status)}, count)
-                for one in routes
-                for status, count in sorted(one.statuses.items())
+                ({"method": route.method, "route": route.route, "status": str(status)}, count)
+                for route in routes
+                for status, count in sorted(route.statuses.items())
             ],
         )
         yield Family(
             "millstream_request_seconds",
             "histogram",
             "Time from a request's last byte to the start of its answer.",
-            [({"method": one.method, "route": one.route}, one.seconds) for one in routes if one.statuses],
+            [({"method": route.method, "route": route.route}, route.seconds) for route in routes if route.statuses],
         )
         yield counter("millstream_sent_bytes_total", "Bytes of answers' bodies.", metrics.sent_bytes)
         yield gauge("millstream_connections", "Open connections.", metrics.connections)
@@ -76,28 +76,32 @@ class MetricsApi:
     def _writing(self) -> Iterator[Family]:
         shards = self._shards
         measures = [shard.measures for shard in shards]
-        yield counter("millstream_appends_total", "Appends made durable.", sum(one.appends for one in measures))
+        yield counter("millstream_appends_total", "Appends made durable.", sum(shard.appends for shard in measures))
         messages = sum(shard.hot.published_messages for shard in shards)
         yield counter("millstream_appended_messages_total", "Messages made durable.", messages)
         size = sum(shard.hot.published_bytes for shard in shards)
         yield counter("millstream_appended_bytes_total", "Payload bytes made durable.", size)
         for name, text, histograms in (
-            ("commit_batch_records", "Records in a group commit.", [one.batch_records for one in measures]),
-            ("commit_batch_bytes", "Bytes in a group commit.", [one.batch_bytes for one in measures]),
+            ("commit_batch_records", "Records in a group commit.", [shard.batch_records for shard in measures]),
+            ("commit_batch_bytes", "Bytes in a group commit.", [shard.batch_bytes for shard in measures]),
             (
                 "commit_seconds",
                 "Time from a batch's dispatch until it is known durable.",
-                [one.commit_seconds for one in measures],
+                [shard.commit_seconds for shard in measures],
             ),
-            ("fsync_seconds", "Time the disk took to write and sync a batch.", [one.sync_seconds for one in measures]),
+            (
+                "fsync_seconds",
+                "Time the disk took to write and sync a batch.",
+                [shard.sync_seconds for shard in measures],
+            ),
         ):
             yield Family(f"millstream_{name}", "histogram", text, [({}, merged(histograms))])
         failures = [shard.committer.failure for shard in shards]
-        failed = sum(one is not None and not isinstance(one, NotLeader) for one in failures)
+        failed = sum(failure is not None and not isinstance(failure, NotLeader) for failure in failures)
         yield gauge("millstream_log_stopped", "Logs that accept nothing more until a restart.", failed)
         refused = sum(shard.backpressure_reason() is not None for shard in shards)
         yield gauge("millstream_backpressure", "Shards that refuse writers for want of memory.", refused)
-        refusals = sum(one.backpressure_refusals for one in measures)
+        refusals = sum(shard.backpressure_refusals for shard in measures)
         yield counter("millstream_backpressure_refusals_total", "Writes refused for want of memory.", refusals)
 
     def _tiers(self) -> Iterator[Family]:
@@ -108,9 +112,9 @@ class MetricsApi:
             ("hot_bytes", "Memory taken by messages.", sum(shard.hot.bytes for shard in shards)),
             ("budget_bytes", "Memory that counts against the limit.", sum(shard.budget.used for shard in shards)),
             ("hot_bytes_max", "Memory that may be taken.", sum(shard.hot_bytes_max for shard in shards)),
-            ("cold_bytes", "Bytes of segments in the object store.", sum(one.stored_bytes for one in totals)),
-            ("cold_payload_bytes", "Payload bytes in the cold tier.", sum(one.payload_bytes for one in totals)),
-            ("cold_segments", "Segments in the object store.", sum(one.segments for one in totals)),
+            ("cold_bytes", "Bytes of segments in the object store.", sum(shard.stored_bytes for shard in totals)),
+            ("cold_payload_bytes", "Payload bytes in the cold tier.", sum(shard.payload_bytes for shard in totals)),
+            ("cold_segments", "Segments in the object store.", sum(shard.segments for shard in totals)),
             ("cold_cache_bytes", "Row groups and footers in memory.", sum(shard.cold.cached_bytes for shard in shards)),
             (
                 "flush_backlog_bytes",
@@ -135,24 +139,24 @@ class MetricsApi:
             ("flush_failing", "Shards whose last flush failed.", sum(s.flusher.failure is not None for s in shards)),
         ):
             yield gauge(f"millstream_{name}", text, value)
-        flushes = merged([one.flush_seconds for one in measures])
+        flushes = merged([shard.flush_seconds for shard in measures])
         yield Family("millstream_flush_seconds", "histogram", "Time a flush took.", [({}, flushes)])
-        failures = sum(one.flush_failures for one in measures)
+        failures = sum(shard.flush_failures for shard in measures)
         yield counter("millstream_flush_failures_total", "Flushes that failed and are tried again.", failures)
         found = sum(shard.cold.objects.damage.found_total for shard in shards)
         yield counter("millstream_cold_damage_found_total", "Times that damage was come upon.", found)
-        scrubbed = sum(one.scrubbed_bytes for one in measures)
+        scrubbed = sum(shard.scrubbed_bytes for shard in measures)
         yield counter("millstream_scrubbed_bytes_total", "Bytes of the store read and compared.", scrubbed)
-        scrubs = sum(one.scrubs for one in measures)
+        scrubs = sum(shard.scrubs for shard in measures)
         yield counter("millstream_scrubs_total", "Rounds in which all of the store was compared.", scrubs)
-        reclaimed = sum(one.segments_reclaimed for one in measures)
+        reclaimed = sum(shard.segments_reclaimed for shard in measures)
         yield counter("millstream_segments_reclaimed_total", "Dead segments deleted.", reclaimed)
-        kinds = sorted({kind for one in measures for kind in one.compactions})
+        kinds = sorted({kind for shard in measures for kind in shard.compactions})
         yield Family(
             "millstream_compactions_total",
             "counter",
             "Compactions, by what was compacted.",
-            [({"kind": kind}, sum(one.compactions.get(kind, 0) for one in measures)) for kind in kinds],
+            [({"kind": kind}, sum(shard.compactions.get(kind, 0) for shard in measures)) for kind in kinds],
         )
 
     def _live(self) -> Iterator[Family]:

@@ -35,7 +35,7 @@ async def _largest_streams(shards: Sequence[Shard]) -> list[dict[str, object]]:
         streams = list(shard.namespace.resident())
         for start in range(0, len(streams), STREAMS_SLICE):
             some = streams[start : start + STREAMS_SLICE]
-            sizes = ((shard.hot.bytes_of(one), str(one.key)) for one in some if one.hot is not None)
+            sizes = ((shard.hot.bytes_of(stream), str(stream.key)) for stream in some if stream.hot is not None)
             largest = nlargest(LARGEST_COUNT, chain(largest, sizes))
             await asyncio.sleep(0)
     return [{"stream": name, "hot_bytes": size} for size, name in largest]

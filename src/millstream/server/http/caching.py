@@ -41,6 +41,6 @@ def _with_line(fields: Fields, replaced: Callable[[bytes], Fields]) -> Fields:
 
 @cached("cache_control_lines", 64)
 def _private_line(line: bytes) -> Fields:
-    directives = [one.strip() for one in line.removeprefix(_NAME).split(b",")]
-    kept = [one for one in directives if one not in _ABOUT_SHARING]
+    directives = [directive.strip() for directive in line.removeprefix(_NAME).split(b",")]
+    kept = [directive for directive in directives if directive not in _ABOUT_SHARING]
     return _NAME + b", ".join([b"private", *kept]) + b"\r\n" + _VARY

@@ -32,9 +32,9 @@ def gauge(name: str, text: str, value: float) -> Family:
 def merged(histograms: Sequence[Histogram]) -> Histogram:
     """The sum of histograms with the same bounds."""
     total = Histogram(histograms[0].bounds)
-    for one in histograms:
-        total.counts = [a + b for a, b in zip(total.counts, one.counts, strict=True)]
-        total.sum += one.sum
+    for histogram in histograms:
+        total.counts = [a + b for a, b in zip(total.counts, histogram.counts, strict=True)]
+        total.sum += histogram.sum
     return total
 
 

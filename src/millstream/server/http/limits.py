@@ -60,7 +60,7 @@ def http_limits(config: Config) -> HttpLimits:
 
 
 def trusted_proxies(config: Config) -> frozenset[str]:
-    return frozenset(one.strip() for one in config.server.trusted_proxies.split(",") if one.strip())
+    return frozenset(address.strip() for address in config.server.trusted_proxies.split(",") if address.strip())
 
 
 def read_limits(config: Config) -> ReadLimits:

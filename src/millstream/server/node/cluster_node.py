@@ -362,10 +362,10 @@ class ClusterNode:
 
         shards = range(self.config.cluster.shards)
         opened = await asyncio.gather(*(open_one(number) for number in shards), return_exceptions=True)
-        self._shards += [one for one in opened if isinstance(one, LocalShard)]  # a failed start closes them
-        for one in opened:
-            if isinstance(one, BaseException):
-                raise one
+        self._shards += [outcome for outcome in opened if isinstance(outcome, LocalShard)]  # a failed start closes them
+        for outcome in opened:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _first_position(self, log: JetStreamLog) -> int:
         """The log's first position. Waits until the brokers can answer: after a restart they elect a leader first."""

@@ -53,16 +53,16 @@ class DrillBackend:
         return self
 
     def end_all(self) -> None:
-        for one in self._handlers:
-            one.readers.end_all()
+        for handlers in self._handlers:
+            handlers.readers.end_all()
 
     @property
     def methods(self) -> dict[Kind, list[str]]:
         return self._handlers[0].methods
 
     def set_read_limits(self, limits: ReadLimits) -> None:
-        for one in self._handlers:
-            one.set_read_limits(limits)
+        for handlers in self._handlers:
+            handlers.set_read_limits(limits)
 
     def begin_upload(self) -> tuple[Upload, int]:
         return self._handlers[0].begin_upload()
@@ -115,7 +115,7 @@ class DrillNode:
     def _front(self) -> Front:
         shards, metrics = self._shards, self._metrics
         health = HealthApi(lambda: shards, self._supervisor)
-        readers = [one.readers for one in self._handlers]
+        readers = [handlers.readers for handlers in self._handlers]
         url_tokens = UrlTokenApi(self._clock, shards[0].token_key, self.config.auth.url_token_max)
         node_handlers: NodeHandlers = {
             Kind.HEALTH: {"GET": health.alive},

@@ -108,10 +108,10 @@ class Reloader:
 
 def _needing_restart(old: Config, new: Config) -> list[str]:
     return [
-        f"{section.name}.{one.name}"
+        f"{section.name}.{setting.name}"
         for section in fields(Config)
         if section.name not in RELOADED
-        for one in fields(getattr(old, section.name))
-        if getattr(getattr(old, section.name), one.name) != getattr(getattr(new, section.name), one.name)
-        and f"{section.name}.{one.name}" not in RELOADED_KEYS
+        for setting in fields(getattr(old, section.name))
+        if getattr(getattr(old, section.name), setting.name) != getattr(getattr(new, section.name), setting.name)
+        and f"{section.name}.{setting.name}" not in RELOADED_KEYS
     ]

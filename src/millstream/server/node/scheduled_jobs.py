@@ -91,5 +91,5 @@ class ScheduledJobs:
             if summary["groups"]:
                 logger.info("compacted %(segments_before)d segments into %(segments_after)d", summary)
         else:
-            said = errors[-OUTPUT_BYTES_MAX:].decode(errors="replace").strip().splitlines()
-            logger.warning("compaction failed: %s", " ".join(said[-2:]))
+            lines = errors[-OUTPUT_BYTES_MAX:].decode(errors="replace").strip().splitlines()
+            logger.warning("compaction failed: %s", " ".join(lines[-2:]))

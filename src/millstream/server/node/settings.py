@@ -113,7 +113,7 @@ def object_store_settings(config: Config) -> ObjectStoreSettings:
     prefix = f"{cold.backend}_"
     options = {
         name.removeprefix(prefix): value
-        for name, value in ((one.name, getattr(cold, one.name)) for one in fields(cold))
+        for name, value in ((setting.name, getattr(cold, setting.name)) for setting in fields(cold))
         if name.startswith(prefix)
     }
     return ObjectStoreSettings(cold.backend, path, options)
@@ -143,5 +143,7 @@ def subscription_settings(config: Config) -> SubscriptionSettings:
     if private_targets is None:
         is_local = not config.auth.enabled and is_loopback_host(config.server.listen[0])
         private_targets = THIS_MACHINE if is_local else NO_PRIVATE_TARGETS
-    limits = {one.name: getattr(section, one.name) for one in fields(section) if one.name != "private_targets"}
+    limits = {
+        setting.name: getattr(section, setting.name) for setting in fields(section) if setting.name != "private_targets"
+    }
     return SubscriptionSettings(private_targets, **limits)

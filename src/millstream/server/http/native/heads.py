@@ -44,7 +44,7 @@ def check_coding(version: str, coding: bytes) -> None:
     """Every intermediary must find the same end of the body (RFC 9112 §6.1)."""
     if version == "1.0":
         raise Refused(problem(400, "malformed_request", "HTTP/1.0 has no Transfer-Encoding"))
-    *others, last = (one.strip().lower() for one in coding.split(b","))
+    *others, last = (name.strip().lower() for name in coding.split(b","))
     if last != b"chunked" or b"chunked" in others:
         raise Refused(problem(400, "malformed_request", "chunked must come last in Transfer-Encoding, and once"))
     if others:
