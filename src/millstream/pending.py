@@ -70,16 +70,13 @@ class Pending(msgspec.Struct, Generic[T], eq=False):
                 value.when_settled(self.settle)
                 return
             step = self._step
-        self._finish(value)
-
-    def _finish(self, outcome: T | MillstreamError) -> None:
         self.is_settled = True
-        self.outcome = outcome
+        self.outcome = value
         self.on_abandon = None
         consumer = self._consumer
         if consumer is not None:
             self._consumer = None
-            consumer(outcome)
+            consumer(value)
 
     @overload
     def then(self, step: Callable[[T], Pending[U]]) -> Pending[U]: ...
@@ -89,6 +86,9 @@ class Pending(msgspec.Struct, Generic[T], eq=False):
 
     def then(self, step: Callable[[T], Any]) -> Pending[Any]:
         """Go on with what `step` makes of the value; if that is pending as well, with what becomes of that."""
+        if self._step is None and not self.is_settled:  # as for every append
+            self._step = step
+            return self
         return self._add(step)
 
     def then_either(self, step: Callable[[T | MillstreamError], U | Pending[U] | MillstreamError]) -> Pending[U]:
@@ -119,7 +119,7 @@ class Pending(msgspec.Struct, Generic[T], eq=False):
         if not self.is_settled:
             give_up = self.on_abandon
             self._step, self._later_steps = None, ()
-            self._finish(error)
+            self.settle(error)
             if give_up is not None:
                 give_up()
 

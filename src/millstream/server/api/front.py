@@ -86,6 +86,7 @@ class Front:
         self.health = health
         self.supervisor = health.supervisor
         self._gate: Gate | None = None
+        self.judges_heads = False
         self.logs_access = False
         self.examples: Examples | None = None
         self.console: Console | None = None
@@ -97,6 +98,7 @@ class Front:
     @gate.setter
     def gate(self, gate: Gate | None) -> None:
         self._gate = gate
+        self.judges_heads = gate is not None
         self._policies = self._own_policies if gate is None else (*self._own_policies, gate.answer_to)
 
     @property
@@ -113,10 +115,6 @@ class Front:
         self._backend.set_read_limits(limits)
 
     # -- down: a request comes in --------------------------------------------------------------------------------
-
-    @property
-    def judges_heads(self) -> bool:
-        return self.gate is not None
 
     def refusal_of_head(self, request: Request) -> Response | None:
         """The refusal of a request, judged by its head alone, so that its body need not be received; None to receive

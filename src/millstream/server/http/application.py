@@ -18,14 +18,11 @@ class Application(Protocol):
     metrics: Metrics
     supervisor: Supervisor
     logs_access: bool
+    judges_heads: bool
+    """Whether `refusal_of_head` may refuse anything."""
 
     @property
     def live_reads(self) -> LiveReads: ...
-
-    @property
-    def judges_heads(self) -> bool:
-        """Whether `refusal_of_head` may refuse anything."""
-        ...
 
     def handle(self, request: Request) -> Answer:
         """Answer a request, now or later. Never raises."""
