@@ -46,7 +46,7 @@ class Supervisor:
     ) -> asyncio.Task[None]:
         """Run `work` until it returns or the task is cancelled; if it raises, run it again after a pause.
 
-        `name` is the label of its failures; `of` tells tasks of the same name apart.
+        `name` is the label of its failures; `of` distinguishes tasks of the same name.
         """
         supervised = _Supervised(self, name, f"{name} of {of}" if of else name, work, is_vital, pause_seconds)
         return asyncio.get_running_loop().create_task(supervised.run(), name=name)

@@ -1,11 +1,11 @@
-"""`millstream restore`: rebuild an empty data directory from the object store alone.
+"""`millstream restore`: rebuilds an empty data directory from the object store alone.
 
-It takes the store over: a server that still writes to it stops. With `--read-only` it takes nothing, and a server that
-is started on the directory refuses writes and touches nothing in the store: a drill beside the one that runs.
+It claims the store, so a server that still writes to it stops. With `--read-only` it claims nothing, and a server on
+the directory refuses writes and changes nothing in the store: a drill beside the running server.
 
-Of a cluster it rebuilds that of the node which begins it again: the catalogs of all shards, and where their logs go on.
-The other nodes start empty and restore themselves. With `--read-only` any node's configuration will do, and what is
-started on the directory is one process that needs neither brokers nor other nodes.
+For a cluster it rebuilds the directory of the node that creates the cluster again: the catalogs of all shards, and the
+first positions of their logs. The other nodes start empty and restore themselves. With `--read-only` any node's
+configuration works, and the server on the directory is one process that needs neither brokers nor other nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CACHE_BYTES: Final = 1 << 20
 
 
 class RestoredCluster(NamedTuple):
-    """What became of the shards, by their numbers; None for one that was never flushed."""
+    """The results by shard number; None for a shard that was never flushed."""
 
     shards: list[Restored | None]
 
@@ -137,7 +137,7 @@ async def _restore(config: Config, options: argparse.Namespace) -> Restored:
 
 
 def _begin_log(place: Path, restored: Restored) -> None:
-    """An empty log that starts where the catalog ends: without one the server would take it for lost."""
+    """Create an empty log that starts where the catalog ends: without it the server would consider the log lost."""
     log = FileLog(place / "log", SystemClock())
     log.start(restored.position, lambda *_: None)
     log.close()
@@ -155,7 +155,7 @@ def _open_store(config: Config) -> Objects:
 
 
 def _where_else(looked: Path) -> str:
-    """Beside a store that is not there: where one is, or how to name it."""
+    """A hint for a missing store: where one was found, or how to configure it."""
     usual = ServerSection().data_dir / "cold"
     if usual.is_dir() and usual.absolute() != looked.absolute():
         return f"there is one in {usual}: add --set cold.path={usual}"
@@ -184,7 +184,7 @@ async def _restore_cluster(config: Config, options: argparse.Namespace) -> Resto
                 f"the object store holds shard {stored[-1]}, and cluster.shards is {shards}",
                 hint="set cluster.shards to what the cluster was begun with",
             )
-        # One attempt leaves all of it or nothing that counts: a restore that failed is begun anew.
+        # A restore is complete or leaves nothing that counts, so a failed restore starts again.
         shutil.rmtree(data_dir / "shards", ignore_errors=True)
         restored: list[Restored | None] = []
         claims: list[StoreClaimed | None] = []
@@ -213,9 +213,9 @@ async def _restore_cluster(config: Config, options: argparse.Namespace) -> Resto
 async def _restore_catalog(
     config: Config, objects: Objects, place: Path, shard: int, options: argparse.Namespace
 ) -> tuple[Restored, StoreClaimed | None]:
-    """Fill `catalog.restoring`. It gets its name when all is whole: a restore that failed can be tried again.
+    """Fill `catalog.restoring`. It is renamed when it is complete, so a failed restore can be repeated.
 
-    The store is taken over last, when nothing can fail any more. What its owner flushed until then is restored too.
+    The store is claimed last, when nothing can fail any more. What its owner flushed until then is restored too.
     """
     restored = await _fill_catalog(config, objects, place, shard, options)
     if options.read_only:
@@ -280,7 +280,7 @@ async def _fill_catalog(
 
 
 def _check_placement(catalog: Catalog, shard: int, shards: int) -> None:
-    """Every bucket must be where the nodes will look for it."""
+    """Every bucket must be in the shard where the nodes look for it."""
     for name, _ in catalog.scan(b""):
         bucket = decode_key(name).bucket
         if shard_of(bucket, shards) != shard:

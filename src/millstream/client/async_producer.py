@@ -1,4 +1,4 @@
-"""The producer for asyncio: a task for each append that may be on its way, over one shared state."""
+"""The asynchronous producer: one task for each append in flight, over one shared state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AsyncIdempotentProducer:
 
     @property
     def accepted(self) -> int:
-        """How many messages have been handed over."""
+        """How many messages have been passed to `append`."""
         return self._state.accepted
 
     @property
@@ -53,7 +53,7 @@ class AsyncIdempotentProducer:
 
     @property
     def duplicates(self) -> int:
-        """How many of these the server had already, from an earlier run or an attempt whose answer was lost."""
+        """How many of these the server already had, from an earlier run or from an attempt whose answer was lost."""
         return self._state.duplicates
 
     @property
@@ -67,7 +67,7 @@ class AsyncIdempotentProducer:
         return self._state.next_offset
 
     async def append(self, message: object) -> None:
-        """Hand over one message: bytes as they are, on a JSON stream any value that can be encoded."""
+        """Append one message: bytes as they are, or on a JSON stream any value that can be encoded."""
         await self.append_many((message,))
 
     async def append_many(self, messages: Iterable[object]) -> None:
@@ -85,7 +85,7 @@ class AsyncIdempotentProducer:
                     self._changed.notify()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything handed over so far is durable."""
+        """Wait until everything appended so far is durable."""
         async with asyncio.timeout(timeout), self._changed:
             self._state.seal()
             await self._finish()
@@ -95,8 +95,8 @@ class AsyncIdempotentProducer:
         await self.close()
 
     async def close(self, *, close_stream: bool = False, final: object = None) -> None:
-        """Flush and stop. With `close_stream` the stream is closed after the last message; a `final` message is
-        appended and the stream closed in one."""
+        """Flush and stop. `close_stream` closes the stream after the last message; a `final` message is appended
+        together with the close."""
         if self._is_stopped:
             return
         try:
@@ -114,7 +114,7 @@ class AsyncIdempotentProducer:
             await self.abort()
 
     async def abort(self) -> None:
-        """Stop without waiting; what is not acknowledged may or may not be written."""
+        """Stop without waiting; unacknowledged messages may or may not be written."""
         self._is_stopped = True
         lanes, self._lanes = self._lanes, []
         await end(*lanes)
@@ -164,7 +164,7 @@ class AsyncIdempotentProducer:
                     async with asyncio.timeout(self._state.due_in(self._now())):
                         await self._changed.wait()
                 except TimeoutError:
-                    pass  # what has gathered is due
+                    pass  # the gathered batch is due
 
     async def __aenter__(self) -> AsyncIdempotentProducer:
         await self._prepare()

@@ -1,4 +1,4 @@
-"""What the client hands back: plain, frozen values. Offsets are the server's tokens, to be passed back as they came."""
+"""The client's results: plain, frozen values. Offsets are the server's tokens, to be passed back unchanged."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Created(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """`duplicate`: the producer had appended this before, and nothing was written again; then `next_offset` is empty if
-    the server does not say it. `producer_seq` is the highest sequence number that the server has of this producer."""
+    """`duplicate`: this producer had appended the batch before, so nothing was written; then `next_offset` is empty if
+    the server does not return it. `producer_seq` is the highest sequence number that the server has of this
+    producer."""
 
     next_offset: str
     duplicate: bool
@@ -59,10 +60,10 @@ class StreamInfo(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A run of whole messages; reading goes on at `next_offset`.
+    """A run of whole messages; reading continues at `next_offset`.
 
-    Of a JSON stream `data` is one array whose elements are the messages; of other streams it is the messages' bytes,
-    one after the other.
+    For a JSON stream `data` is one array whose elements are the messages; for other streams it is the concatenated
+    bytes of the messages.
     """
 
     data: bytes
@@ -73,7 +74,8 @@ class Chunk(NamedTuple):
     cursor: str | None = None
 
     def messages(self) -> list[bytes]:
-        """The messages of a JSON stream, byte for byte as they were appended; of others, all of the data as one."""
+        """The messages of a JSON stream, byte for byte as they were appended; for other streams, all data as one
+        message."""
         if not self.data or not is_json(self.content_type):
             return [self.data] if self.data else []
         try:
@@ -97,7 +99,7 @@ class Snapshot(NamedTuple):
 
 
 class Bootstrap(NamedTuple):
-    """A snapshot, if there is one, and every message after it; following goes on at `next_offset`."""
+    """A snapshot, if there is one, and every message after it; following continues at `next_offset`."""
 
     snapshot: Snapshot | None
     messages: list[bytes]
@@ -124,7 +126,7 @@ class StreamEntry(NamedTuple):
 
 
 class FeedItem(NamedTuple):
-    """A message, or something that happened to a stream: created, closed, deleted, expired, snapshot."""
+    """A message, or an event of a stream: created, closed, deleted, expired, snapshot."""
 
     event: str
     bucket: str
@@ -141,7 +143,7 @@ class FeedItem(NamedTuple):
 
 
 class FeedPage(NamedTuple):
-    """Items in commit order; the feed goes on after `token`."""
+    """Items in commit order; the feed continues after `token`."""
 
     items: list[FeedItem]
     token: str
@@ -158,14 +160,14 @@ class RawFeedPage(NamedTuple):
 
 
 class Readiness(NamedTuple):
-    """Whether a server takes writes, and if not, why."""
+    """Whether a server accepts writes, and if not, why."""
 
     is_ready: bool
     problems: tuple[str, ...]
 
 
 class UrlToken(NamedTuple):
-    """A token that may stand in a stream's URL, and when it ends."""
+    """A token for a stream's URL, and when it expires."""
 
     token: str
     expires_at_ms: int

@@ -1,4 +1,4 @@
-"""The blocking producer: a thread for each append that may be on its way, over one shared state."""
+"""The blocking producer: one thread for each append in flight, over one shared state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class IdempotentProducer:
 
     @property
     def accepted(self) -> int:
-        """How many messages have been handed over."""
+        """How many messages have been passed to `append`."""
         return self._state.accepted
 
     @property
@@ -66,7 +66,7 @@ class IdempotentProducer:
 
     @property
     def duplicates(self) -> int:
-        """How many of these the server had already, from an earlier run or an attempt whose answer was lost."""
+        """How many of these the server already had, from an earlier run or from an attempt whose answer was lost."""
         return self._state.duplicates
 
     @property
@@ -80,7 +80,7 @@ class IdempotentProducer:
         return self._state.next_offset
 
     def append(self, message: object) -> None:
-        """Hand over one message: bytes as they are, on a JSON stream any value that can be encoded."""
+        """Append one message: bytes as they are, or on a JSON stream any value that can be encoded."""
         data = self._state.encode(message)
         with self._changed:
             self._add(data)
@@ -103,7 +103,7 @@ class IdempotentProducer:
             self._changed.notify()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything handed over so far is durable."""
+        """Wait until everything appended so far is durable."""
         with self._changed:
             self._state.seal()
             self._finish(timeout)
@@ -113,8 +113,8 @@ class IdempotentProducer:
         self.close()
 
     def close(self, *, close_stream: bool = False, final: object = None) -> None:
-        """Flush and stop. With `close_stream` the stream is closed after the last message; a `final` message is
-        appended and the stream closed in one."""
+        """Flush and stop. `close_stream` closes the stream after the last message; a `final` message is appended
+        together with the close."""
         last = None if final is None else self._state.encode(final)
         with self._changed:
             if self._is_stopped:
@@ -130,7 +130,7 @@ class IdempotentProducer:
                 self._stop()
 
     def abort(self) -> None:
-        """Stop without waiting; what is not acknowledged may or may not be written."""
+        """Stop without waiting; unacknowledged messages may or may not be written."""
         with self._changed:
             self._stop()
 
