@@ -71,6 +71,8 @@ $(CHROMIUM):
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends chromium
 
+FAST_DEPENDENCIES := $(VENV)/.dev $(JAVASCRIPT)/node_modules/.installed
+
 TEST_DEPENDENCIES := $(VENV)/.dev $(CONFORMANCE)/node_modules/.installed $(JAVASCRIPT)/node_modules/.installed \
 	$(YJS)/node_modules/.installed $(EDITOR)/dist/index.html $(NGINX) $(if $(shell command -v chromium),,$(CHROMIUM))
 
@@ -100,13 +102,13 @@ lock: $(BIN)/millstream ## Lock the development dependencies at their newest ver
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --upgrade --no-header --no-annotate --quiet \
 	  --output-file requirements-dev.lock
 
-test-fast: $(VENV)/.dev ## Run the unit, contract and in-process HTTP tests: for every save
+test-fast: $(FAST_DEPENDENCIES) ## Run the unit, contract and in-process HTTP tests: for every save
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'fast and not soak' tests/unit tests/contract tests/e2e
 
 # Of lines and branches that the fast tests reach; to be raised with what is there, never lowered.
 COVERAGE_FLOOR := 81
 
-coverage: $(VENV)/.dev ## Run the fast tests and refuse less coverage than there was
+coverage: $(FAST_DEPENDENCIES) ## Run the fast tests and refuse less coverage than there was
 	$(BIN)/pytest --quiet $(PARALLEL) -m 'fast and not soak' --cov --cov-report=term --cov-fail-under=$(COVERAGE_FLOOR) \
 	  tests/unit tests/contract tests/e2e
 
