@@ -5,7 +5,7 @@
     …         the content
 
 The digest is verified whenever the object is read, and names the object's content: a manifest refers to the one before
-it by this digest. Objects from before this format have no such head; they are taken as they are.
+it by this digest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def seal(content: bytes) -> bytes:
 def unseal(data: bytes, path: str) -> Checked:
     """An object's content, which is exactly what was sealed, and its digest."""
     if not data.startswith(_MAGIC):
-        return Checked(data, digest_of(data))
+        raise Corrupt(f"the object {path} is damaged: it does not begin as such objects do", code="object_damaged")
     content = memoryview(data)[_HEAD_BYTES:]
     digest = data[len(_MAGIC) : _HEAD_BYTES]
     if digest_of(content) != digest:
