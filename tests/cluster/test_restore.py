@@ -39,7 +39,8 @@ def flush(cluster: Cluster, shards: int) -> None:
     for shard in range(shards):
         leader = cluster.leader(shard)
         before = cluster.status(leader.number)["shards"][shard]["applied_position"]
-        assert httpx.post(f"{leader.url}/cluster/trigger-snapshot", json={"shard": shard}).status_code == 202
+        answer = httpx.post(f"{leader.url}/cluster/trigger-snapshot", json={"shard": shard})
+        assert answer.status_code == 202, answer.text
         wait_until(
             lambda leader=leader, shard=shard, before=before: (
                 cluster.status(leader.number)["shards"][shard]["flushed_position"] > before
