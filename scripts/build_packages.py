@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = ROOT / "src" / "millstream"
 
 # Below src/millstream: what the client's distribution owns.
-MODULES: Final = ("__init__.py", "caches.py", "clock.py", "errors.py", "tasks.py", "py.typed")
+MODULES: Final = ("__init__.py", "caches.py", "clock.py", "errors.py", "tasks.py", "units.py", "py.typed")
 CLIENT_PARTS: Final = (*MODULES, "client", "protocol")
 DOCUMENTS: Final = ("LICENSE", "README.md", "CHANGELOG.md")
 HOOKS: Final = """
