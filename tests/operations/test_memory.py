@@ -76,6 +76,8 @@ def test_requests_that_are_answered_or_given_up_leave_nothing_behind(tmp_path: P
             # Refused by the shard, and for a path that can name nothing.
             assert (await ask(app, "POST", PATH, b"{}", {"content-type": "application/json"})).status == 409
             assert (await ask(app, "GET", "/v1/stream/%zz")).status == 400
+            for target in ("/v1/stream/%ff", "/abc", "/team-a/%C0"):
+                assert (await ask(app, "PUT", target, b"x" * 1000, TEXT)).status == 400
             await asyncio.sleep(0.2)  # what was being fetched arrives all the same
             assert left(before) == []
         await node.stop()

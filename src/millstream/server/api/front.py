@@ -157,8 +157,7 @@ class Front:
 
     def _handle_other(self, request: Request, route: Route) -> Answer:
         kind, method = route.kind, request.method
-        if route.error is not None:
-            raise route.error
+        route.check()
         request.series = self.metrics.series(method, kind)
         if method == "OPTIONS":
             return _PREFLIGHT

@@ -124,8 +124,7 @@ class Gate:
         address = self._limited_address(request)
         if address is not None:
             self._take("address", address, None)
-        if route.error is not None:
-            raise route.error
+        route.check()
         if route.kind not in needs.IN_BODY:
             principal = self._authorized(request, route)
             if principal is not None:
@@ -148,8 +147,7 @@ class Gate:
         known = self._decisions.get(decision) if decision is not None else None
         if known is not None and not known.is_expired(self.clock.now_ms()):
             return known
-        if route.error is not None:
-            raise route.error
+        route.check()
         principal = self._decided(request, route)
         # A PUT may fork, and other kinds of resource may depend on the query or the body, so these are not cached.
         if (

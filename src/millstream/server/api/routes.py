@@ -67,7 +67,15 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     document: Document | None = None
     # The offset of a snapshot, as written in the path; or the first segment of a reserved path.
     rest: str = ""
-    error: InvalidRequest | None = None
+    # Why the path can name nothing: message, code and hint. Not the error itself: its frames hold the request and this
+    # route, which the garbage collector does not look at.
+    refusal: tuple[str, str, str | None] | None = None
+
+    def check(self) -> None:
+        """Refuse a path that can name nothing."""
+        if self.refusal is not None:
+            message, code, hint = self.refusal
+            raise InvalidRequest(message, code=code, hint=hint)
 
 
 _STREAM: Final = Kind.STREAM
@@ -104,7 +112,7 @@ def route_of(path: bytes) -> Route:
     try:
         found = _route(path)
     except InvalidRequest as error:
-        return Route(Kind.INVALID, error=error)
+        return Route(Kind.INVALID, refusal=(error.message, error.code, error.hint))
     # A longer path cannot name anything: a key's bytes percent-encoded take three each, plus the rest of the path.
     if len(path) <= PATH_BYTES_CACHED_MAX:
         if len(_routes) == ROUTES_CACHED_MAX:
