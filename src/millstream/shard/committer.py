@@ -280,6 +280,7 @@ class Committer:
                     try:
                         pending.settle(error)
                     except Exception:
+                        # As above: a consumer that fails must not keep the others from their refusals.
                         logger.exception("a refusal could not be given")
         if self.failure is not None:
             self.on_failure()
